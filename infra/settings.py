@@ -1,0 +1,194 @@
+"""The settings of a run: one TOML file, one frozen model per table, a sentence and a unit per field.
+
+Layers, later wins: defaults here < the TOML file < environment (`OFFSETRL_<TABLE>__<KEY>`) < `--set a.b=v`
+(`infra.config` reads them). Unknown keys fail with the nearest name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, model_validator
+
+from schemas.names import NAME_PATTERN
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+
+
+class Table(BaseModel):
+    """A frozen table that refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunTable(Table):
+    """[run]: what this run is."""
+
+    name: Name = Field("run", description="Name of the run; part of every topic and key.")
+    seed: int = Field(0, description="Every other seed derives from it.")
+    folder: Path = Field(Path("runs"), description="Local folder for checkpoints, fetched weights and logs.")
+    partitions: int = Field(2, ge=1, le=256, description="Partitions of trajectories and samples; fixed for the run.")
+    inboxes: int = Field(16, ge=1, le=1024, description="Inboxes for rollout workers, per policy.")
+
+
+class KafkaTable(Table):
+    """[kafka]: the broker. Empty `bootstrap_servers`: the embedded one."""
+
+    bootstrap_servers: str = Field("", description="host:port, comma separated; empty for the embedded broker.")
+    client: dict[str, str] = Field(
+        default_factory=dict, description="Further client settings, in Java's dotted or in snake names."
+    )
+    sasl_password: SecretStr | None = Field(None, description="Only from the environment or `sasl_password_file`.")
+    sasl_password_file: Path | None = Field(None, description="File that holds the password.")
+    replication_factor: int = Field(1, ge=1, description="Replicas of each topic.")
+    max_record_bytes: int = Field(16 * 1024 * 1024, ge=65536, description="Largest record: topic, producer and fetch alike.")
+    patience_s: float = Field(30.0, gt=0, description="How long any one call to the broker may take.")
+    buffer_bytes: int = Field(64 * 1024 * 1024, ge=65536, description="Bytes that a writer holds unacknowledged.")
+
+
+class S3Table(Table):
+    """[s3]: the object store. Empty `endpoint_url`: the embedded one (or AWS, with `aws = true`)."""
+
+    endpoint_url: str = Field("", description="URL of an S3-compatible store; empty for the embedded one.")
+    aws: bool = Field(False, description="Use AWS itself, without an endpoint URL.")
+    bucket: str = Field("offsetrl", min_length=3, description="Bucket of weights; must exist (the embedded one is made).")
+    prefix: str = Field("", description="Prefix of every key.")
+    region_name: str = Field("us-east-1", description="Region name for signing.")
+    access_key: SecretStr | None = Field(None, description="From the environment; empty: the usual credential chain.")
+    secret_key: SecretStr | None = Field(None, description="From the environment; empty: the usual credential chain.")
+    timeout_s: float = Field(20.0, gt=0, description="Time limit of one request.")
+
+
+class EmbeddedTable(Table):
+    """[embedded]: the servers that `offsetrl up` starts."""
+
+    state: Path = Field(Path("state"), description="Folder of their data, ports, pids and logs.")
+    kafka_version: str = Field("4.2.2", description="Apache Kafka release; 4.3.0 to 4.4.0 lose transaction markers.")
+    heap_mb: int = Field(512, ge=128, description="Heap of the broker, MiB.")
+    kafka_port: int = Field(0, ge=0, lt=32768, description="Port of the broker on loopback; 0 finds a free one.")
+    s3_port: int = Field(0, ge=0, lt=32768, description="Port of the object store on loopback; 0 finds a free one.")
+
+
+class TaskTable(Table):
+    """[policies.NAME.task]: what the policy is asked to do."""
+
+    environment: str = Field("sort-digits", description="A known environment, or one of your own as package.module:name.")
+    settings: dict[str, Any] = Field(default_factory=dict, description="The environment's own settings.")
+    shuffle: bool = Field(True, description="Go through the items in a new seeded order each pass.")
+
+
+class SamplingTable(Table):
+    """[policies.NAME.sampling]: how tokens are drawn."""
+
+    temperature: float = Field(1.0, gt=0, description="Divides the logits.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Training needs 1.")
+    top_k: int = Field(0, ge=0, description="Training needs 0 (off).")
+    min_p: float = Field(0.0, ge=0, le=1, description="Training needs 0 (off).")
+    max_tokens: int = Field(16, ge=1, description="Sampled tokens per turn.")
+
+
+class DispatchTable(Table):
+    """[policies.NAME.dispatch]: what is asked for, and until when."""
+
+    group_size: int = Field(8, ge=1, description="Members of a group: samples per item.")
+    capacity_groups: int = Field(64, ge=1, description="Groups running at once, at most.")
+    lifetime_s: float = Field(120.0, gt=0, description="From a member's first request until its trajectory is late.")
+    reissue_after_s: float = Field(40.0, gt=0, description="A member not seen by then is asked for once more.")
+    heartbeat_timeout_s: float = Field(8.0, gt=0, description="A worker silent for so long is taken for lost.")
+
+    @model_validator(mode="after")
+    def _order(self) -> DispatchTable:
+        if self.reissue_after_s >= self.lifetime_s:
+            raise ValueError(
+                f"reissue_after_s ({self.reissue_after_s}) must be less than lifetime_s ({self.lifetime_s}): "
+                "a re-issued member needs time before it is late"
+            )
+        return self
+
+
+class RolloutTable(Table):
+    """[policies.NAME.rollout]: the rollout workers."""
+
+    engine: str = Field("vllm", description="vllm, transformers, or one of your own as package.module:name.")
+    engine_settings: dict[str, Any] = Field(default_factory=dict, description="The engine's own settings.")
+    concurrency: int = Field(64, ge=1, description="Episodes running at once in a worker.")
+    max_model_len: int = Field(256, ge=8, description="Longest prompt plus answer, tokens.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Weights in the engine.")
+    threads: int = Field(1, ge=0, description="CPU threads of the engine; 0 leaves it to the library.")
+    pickup: bool = Field(True, description="Pick up new weights while serving.")
+    episode_timeout_s: float = Field(60.0, gt=0, description="Longest episode.")
+    heartbeat_s: float = Field(1.0, gt=0, description="Between heartbeats.")
+
+
+class ProcessTable(Table):
+    """[policies.NAME.process]: filters and advantages of a group."""
+
+    filters: list[str] = Field(default_factory=list, description="Filters of single members, in order.")
+    group_filters: list[str] = Field(default_factory=lambda: ["zero-spread"], description="Filters of whole groups, in order.")
+    advantage: str = Field("grpo", description="The estimator; or one of your own as package.module:name.")
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Settings by component name.")
+    min_members: int = Field(0, ge=0, description="Least valid members of a group; 0: all of them.")
+    commit_every_s: float = Field(1.0, gt=0, description="Between commits of the position.")
+
+
+class TrainTable(Table):
+    """[policies.NAME.train]: plans, steps, publishing."""
+
+    batch_groups: int = Field(16, ge=1, description="Groups per step (B).")
+    max_staleness: int = Field(2, ge=0, description="Greatest age in versions (eta); 0 is synchronous on-policy.")
+    window_groups: int = Field(0, ge=0, description="Outcomes looked at when planning, oldest version first; 0: 2 B.")
+    steps: int = Field(0, ge=0, description="Steps of the run; 0: until told to stop.")
+    loss: str = Field("ppo-clip", description="The loss; or one of your own as package.module:name.")
+    correction: str = Field("token-truncated", description="Off-policy correction; 'none' only with max_staleness 0.")
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Settings by component name.")
+    reduction: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field("token-mean")
+    learning_rate: float = Field(1e-6, ge=0, description="AdamW's learning rate; 0 changes nothing.")
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = Field((0.9, 0.99))
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Clip the gradient's global norm to this.")
+    updates_per_step: int = Field(1, ge=1, description="Optimiser updates per planned batch.")
+    micro_batch_tokens: int = Field(16384, ge=1, description="Padded tokens per micro-batch.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Weights in training and in publication.")
+    threads: int = Field(1, ge=0, description="CPU threads; fixed threads make steps repeatable bit for bit.")
+    publish_every: int = Field(1, ge=1, description="Publish every k steps; k <= max_staleness + 1.")
+    checkpoint_every: int = Field(20, ge=1, description="Steps between checkpoints.")
+    checkpoints_kept: int = Field(2, ge=1)
+
+    @model_validator(mode="after")
+    def _publish(self) -> TrainTable:
+        if self.publish_every > self.max_staleness + 1:
+            raise ValueError(
+                f"publish_every is {self.publish_every}, but at most max_staleness + 1 = {self.max_staleness + 1} "
+                "keeps workers fed: publish more often or allow more staleness"
+            )
+        if self.correction == "none" and self.max_staleness > 0:
+            raise ValueError(
+                f"max_staleness is {self.max_staleness} without an off-policy correction: "
+                "set correction to 'token-truncated', or max_staleness to 0"
+            )
+        return self
+
+
+class PolicyTable(Table):
+    """[policies.NAME]: one policy, with topics, task, processor and trainer of its own."""
+
+    model: Path = Field(description="Folder of a causal language model in the Hugging Face layout, with its tokenizer.")
+    task: TaskTable = Field(default_factory=TaskTable)
+    sampling: SamplingTable = Field(default_factory=SamplingTable)
+    dispatch: DispatchTable = Field(default_factory=DispatchTable)
+    rollout: RolloutTable = Field(default_factory=RolloutTable)
+    process: ProcessTable = Field(default_factory=ProcessTable)
+    train: TrainTable = Field(default_factory=TrainTable)
+
+
+class Settings(Table):
+    """The whole file."""
+
+    run: RunTable = Field(default_factory=RunTable)
+    kafka: KafkaTable = Field(default_factory=KafkaTable)
+    s3: S3Table = Field(default_factory=S3Table)
+    regions: dict[Name, S3Table] = Field(default_factory=dict, description="[regions.NAME]: buckets of other regions.")
+    embedded: EmbeddedTable = Field(default_factory=EmbeddedTable)
+    policies: dict[Name, PolicyTable] = Field(min_length=1, description="[policies.NAME]: at least one.")
