@@ -7,8 +7,9 @@ they stand on the wire; `schemas.packing` turns them into numpy views. T = token
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Mapping, NamedTuple
+from typing import NamedTuple
 
 
 class Version(NamedTuple):
@@ -227,6 +228,8 @@ class Outcome:
     previous: int
     """Closing offset of the outcome before it in this partition; -1 for the first."""
     closing_time_ms: int
+    lifetime_ms: int
+    """Longest lifetime among its members: how long after closing something may still come for it."""
     closed_by: str
     """"complete" or "close"."""
     disposition: str
@@ -409,5 +412,16 @@ class Eval:
 
 
 Record = (
-    Request | Trajectory | Close | Outcome | Claim | Plan | Result | Announcement | DeadLetter | Heartbeat | SchemaText | Eval
+    Request
+    | Trajectory
+    | Close
+    | Outcome
+    | Claim
+    | Plan
+    | Result
+    | Announcement
+    | DeadLetter
+    | Heartbeat
+    | SchemaText
+    | Eval
 )
