@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from typing import Iterable, Mapping, NamedTuple, Protocol
 
 
+CORRUPT_HEADER = "offsetrl-corrupt"
+"""Header of a record whose batch fails its checksum; it holds the value's bytes as found (empty: not even those)."""
+
+
 class Place(NamedTuple):
     """One partition of one topic."""
 
@@ -86,7 +90,8 @@ class Reader(Protocol):
 
         Raises LogGap when retention removed the next ones (the position then stands behind the gap, so a further
         poll goes on), BrokerError when the broker stays away longer than the log's patience.
-        A batch whose checksum is broken is returned with `value=None` and the header `offsetrl-corrupt`.
+        Records of a batch whose checksum is broken come with `value=None` and the header `CORRUPT_HEADER`, which
+        holds the bytes as found: they may look fine and be wrong, so they are kept from whoever does not ask.
         """
         ...
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
 
 from schemas.names import NAME_PATTERN
 
@@ -19,7 +20,7 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 class Table(BaseModel):
     """A frozen table that refuses unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunTable(Table):
@@ -42,9 +43,25 @@ class KafkaTable(Table):
     sasl_password: SecretStr | None = Field(None, description="Only from the environment or `sasl_password_file`.")
     sasl_password_file: Path | None = Field(None, description="File that holds the password.")
     replication_factor: int = Field(1, ge=1, description="Replicas of each topic.")
-    max_record_bytes: int = Field(16 * 1024 * 1024, ge=65536, description="Largest record: topic, producer and fetch alike.")
+    max_record_bytes: int = Field(
+        16 * 1024 * 1024, ge=65536, description="Largest record: topic, producer and fetch alike."
+    )
     patience_s: float = Field(30.0, gt=0, description="How long any one call to the broker may take.")
     buffer_bytes: int = Field(64 * 1024 * 1024, ge=65536, description="Bytes that a writer holds unacknowledged.")
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest sound trajectory: what a record can hold at four bytes a token, whatever today's model takes."""
+        return self.max_record_bytes // 4
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _servers(cls, value: str) -> str:
+        for server in filter(None, (part.strip() for part in value.split(","))):
+            host, colon, port = server.rpartition(":")
+            if "@" in server or "/" in server or not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+                raise ValueError("must be host:port, comma separated, without scheme, user or password")
+        return value.strip()
 
 
 class S3Table(Table):
@@ -52,12 +69,30 @@ class S3Table(Table):
 
     endpoint_url: str = Field("", description="URL of an S3-compatible store; empty for the embedded one.")
     aws: bool = Field(False, description="Use AWS itself, without an endpoint URL.")
-    bucket: str = Field("offsetrl", min_length=3, description="Bucket of weights; must exist (the embedded one is made).")
+    bucket: str = Field(
+        "offsetrl", min_length=3, description="Bucket of weights; must exist (the embedded one is made)."
+    )
     prefix: str = Field("", description="Prefix of every key.")
     region_name: str = Field("us-east-1", description="Region name for signing.")
     access_key: SecretStr | None = Field(None, description="From the environment; empty: the usual credential chain.")
     secret_key: SecretStr | None = Field(None, description="From the environment; empty: the usual credential chain.")
     timeout_s: float = Field(20.0, gt=0, description="Time limit of one request.")
+
+    @field_validator("endpoint_url")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if value and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("must be a URL that begins with http:// or https://")
+        if "@" in parts.netloc:
+            raise ValueError("must not hold a user or password: give access_key and secret_key in the environment")
+        return value
+
+    @model_validator(mode="after")
+    def _one_store(self) -> S3Table:
+        if self.aws and self.endpoint_url:
+            raise ValueError("aws = true and endpoint_url exclude each other: leave one of them out")
+        return self
 
 
 class EmbeddedTable(Table):
@@ -73,7 +108,9 @@ class EmbeddedTable(Table):
 class TaskTable(Table):
     """[policies.NAME.task]: what the policy is asked to do."""
 
-    environment: str = Field("sort-digits", description="A known environment, or one of your own as package.module:name.")
+    environment: str = Field(
+        "sort-digits", description="A known environment, or one of your own as package.module:name."
+    )
     settings: dict[str, Any] = Field(default_factory=dict, description="The environment's own settings.")
     shuffle: bool = Field(True, description="Go through the items in a new seeded order each pass.")
 
@@ -125,7 +162,9 @@ class ProcessTable(Table):
     """[policies.NAME.process]: filters and advantages of a group."""
 
     filters: list[str] = Field(default_factory=list, description="Filters of single members, in order.")
-    group_filters: list[str] = Field(default_factory=lambda: ["zero-spread"], description="Filters of whole groups, in order.")
+    group_filters: list[str] = Field(
+        default_factory=lambda: ["zero-spread"], description="Filters of whole groups, in order."
+    )
     advantage: str = Field("grpo", description="The estimator; or one of your own as package.module:name.")
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Settings by component name.")
     min_members: int = Field(0, ge=0, description="Least valid members of a group; 0: all of them.")
@@ -171,6 +210,13 @@ class TrainTable(Table):
         return self
 
 
+class SourceTable(Table):
+    """[policies.NAME.source]: trajectories of another run (replay, distillation); empty: the policy's own."""
+
+    run: str = Field("", pattern=NAME_PATTERN + "|^$", description="Run whose trajectories are processed.")
+    policy: str = Field("", pattern=NAME_PATTERN + "|^$", description="Its policy; empty: the same name.")
+
+
 class PolicyTable(Table):
     """[policies.NAME]: one policy, with topics, task, processor and trainer of its own."""
 
@@ -181,6 +227,16 @@ class PolicyTable(Table):
     rollout: RolloutTable = Field(default_factory=RolloutTable)
     process: ProcessTable = Field(default_factory=ProcessTable)
     train: TrainTable = Field(default_factory=TrainTable)
+    source: SourceTable = Field(default_factory=SourceTable)
+
+    @model_validator(mode="after")
+    def _heartbeats(self) -> PolicyTable:
+        if self.dispatch.heartbeat_timeout_s <= self.rollout.heartbeat_s:
+            raise ValueError(
+                f"dispatch.heartbeat_timeout_s ({self.dispatch.heartbeat_timeout_s}) must be more than "
+                f"rollout.heartbeat_s ({self.rollout.heartbeat_s}), or every worker is taken for lost"
+            )
+        return self
 
 
 class Settings(Table):
@@ -192,3 +248,21 @@ class Settings(Table):
     regions: dict[Name, S3Table] = Field(default_factory=dict, description="[regions.NAME]: buckets of other regions.")
     embedded: EmbeddedTable = Field(default_factory=EmbeddedTable)
     policies: dict[Name, PolicyTable] = Field(min_length=1, description="[policies.NAME]: at least one.")
+
+    def bucket(self, region: str = "") -> S3Table:
+        """The store of a region; "" is the home of the trainers."""
+        return self.regions[region] if region else self.s3
+
+    @model_validator(mode="after")
+    def _own_buckets(self) -> Settings:
+        seen: dict[tuple[str, bool, str, str], str] = {}
+        for region in ("", *self.regions):
+            table = self.bucket(region)
+            place = (table.endpoint_url, table.aws, table.bucket, table.prefix)
+            if place in seen:
+                raise ValueError(
+                    f"regions.{region} has the same endpoint, bucket and prefix as {seen[place]}: a region's mirror "
+                    "needs a bucket of its own"
+                )
+            seen[place] = f"regions.{region}" if region else "s3"
+        return self

@@ -5,7 +5,10 @@ Integrity never rests on the store: whoever reads checks sizes and digests of it
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+from schemas.errors import SettingError
 
 
 class ObjectInfo(NamedTuple):
@@ -37,3 +40,37 @@ class ObjectStore(Protocol):
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; those that are not there do not matter."""
         ...
+
+
+MAX_KEY_BYTES = 900
+"""Of a key in UTF-8; S3 allows 1,024 with the bucket's prefix in front."""
+
+
+def check_key(key: str) -> str:
+    """Return `key` if every store takes it the same way, else raise SettingError.
+
+    >>> check_key("demo/main/blobs/ab12")
+    'demo/main/blobs/ab12'
+    """
+    parts = key.split("/")
+    if any(part in ("", ".", "..") for part in parts) or _unprintable(key) or len(key.encode()) > MAX_KEY_BYTES:
+        raise SettingError(
+            f"key {key[:80]!r} is not allowed: use a relative path of printable characters without empty parts, '.' "
+            f"or '..', at most {MAX_KEY_BYTES} bytes (some stores would write elsewhere, others refuse)"
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` if it can begin keys: empty, or a key whose last part may be cut or empty.
+
+    >>> check_prefix("demo/main/manifests/")
+    'demo/main/manifests/'
+    """
+    if prefix:
+        check_key(prefix[:-1] if prefix.endswith("/") else prefix)
+    return prefix
+
+
+def _unprintable(text: str) -> bool:
+    return "\\" in text or not text.isprintable()

@@ -6,17 +6,21 @@ back every text over its alphabet exactly. Needs no network. Used by `offsetrl m
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+import transformers
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from schemas.errors import SettingError
 
-PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
-"""Special tokens: ids 0, 1 and 2. <unk> exists so that a character outside the alphabet is seen and refused."""
+PAD, EOS = "<pad>", "<eos>"
+"""Special tokens: ids 0 and 1."""
 
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """What vLLM 0.32's CPU attention accepts."""
@@ -62,8 +66,20 @@ def create(
         dtype="float32",
     )
     folder.mkdir(parents=True, exist_ok=True)
-    _random_model(config, seed).save_pretrained(folder)  # writes generation_config.json from the same ids
+    with _no_progress_bar():
+        _random_model(config, seed).save_pretrained(folder)  # writes generation_config.json from the same ids
     tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
 
 
 def _random_model(config: Qwen2Config, seed: int) -> Qwen2ForCausalLM:
@@ -72,21 +88,38 @@ def _random_model(config: Qwen2Config, seed: int) -> Qwen2ForCausalLM:
         return Qwen2ForCausalLM(config)
 
 
-def _tokenizer(alphabet: str, max_positions: int) -> PreTrainedTokenizerFast:
-    """One token per character, and back; ids follow the order of the alphabet after the special tokens."""
-    vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNKNOWN, *alphabet])}
-    core = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # a plain dot would pass newlines over
-    core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
+def _tokenizer(alphabet: str, max_positions: int) -> Qwen2Tokenizer:
+    """One token per character, and back.
+
+    transformers loads the tokenizer of every folder whose model type is qwen2 as Qwen2Tokenizer, whatever class the
+    folder names. So this is a real one: byte-level, with merges for nothing but the bytes of one character.
+    """
+    vocabulary, merges = _byte_pairs(alphabet)
+    return Qwen2Tokenizer(
+        vocab=vocabulary,
+        merges=merges,
         pad_token=PAD,
         eos_token=EOS,
-        unk_token=UNKNOWN,
+        unk_token=PAD,  # never produced; left out, a default would be added beyond the model's vocabulary
         model_max_length=max_positions,
         clean_up_tokenization_spaces=False,
         padding_side="left",
     )
+
+
+def _byte_pairs(alphabet: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary and merges: a character of several bytes grows from its first byte by one merge per further byte."""
+    spell = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    vocabulary = {PAD: 0, EOS: 1}
+    merges: dict[tuple[str, str], None] = {}
+    for character in alphabet:
+        symbols = spell(character)[0][0]
+        for symbol in symbols:
+            vocabulary.setdefault(symbol, len(vocabulary))
+        for end in range(1, len(symbols)):
+            merges[symbols[:end], symbols[end]] = None
+            vocabulary.setdefault(symbols[: end + 1], len(vocabulary))
+    return vocabulary, list(merges)
 
 
 def _check_folder(folder: Path) -> None:
@@ -102,6 +135,12 @@ def _check_alphabet(alphabet: str) -> None:
     doubled = sorted({character for character in alphabet if alphabet.count(character) > 1})
     if doubled:
         raise SettingError(f"the alphabet holds {''.join(doubled)!r} more than once: give each character once")
+    for pair in itertools.product(alphabet, repeat=2):
+        if not unicodedata.is_normalized("NFC", text := "".join(pair)):
+            raise SettingError(
+                f"{text!r} has a composed form (Unicode NFC), in which the tokenizer would read it: "
+                "put composed characters into the alphabet instead"
+            )
 
 
 def _check_sizes(layers: int, hidden: int, heads: int, kv_heads: int, max_positions: int) -> None:

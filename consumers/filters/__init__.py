@@ -1,0 +1,11 @@
+"""Filters of single members: `trajectory, *, <settings> -> reason or None`; None keeps, a reason names why not.
+
+A filtered member still counts in its group's baseline; it is only not trained on. The exception is `invalid-reward`,
+which the pipeline applies first and always: without a valid reward there is nothing to count.
+
+| name | drops |
+|---|---|
+| invalid-reward | a failed attempt, a reward that is missing or not finite, nothing sampled (always applied) |
+| max-tokens | more sampled tokens than a limit |
+| truncated | answers cut off at their token limit |
+"""

@@ -1,0 +1,198 @@
+"""From a closed group to its outcome: who is valid, what the group is worth, who is trained on. Pure.
+
+In this order: members without a valid reward are set aside (a failure is never a reward of 0); a group with too few
+valid ones is dropped as "incomplete"; group filters see the valid rewards; advantages come from all valid members; then
+member filters say who of them is not trained on. So a filter never changes a sibling's baseline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from consumers.components import Recipe, Rewards
+from consumers.filters.invalid_reward import invalid_reward
+from schemas.records import KEPT, Member, Outcome, Role, Trajectory
+from schemas.rules.closing import ClosedGroup
+from schemas.rules.versions import oldest_version
+
+INCOMPLETE = "incomplete"
+ALL_FILTERED = "all-filtered"
+COMPONENT_FAILED = "component-failed"
+TOO_LARGE = "too-large"
+
+
+class ComponentFailed(Exception):
+    """A filter or an estimator raised, or returned what it may not; its group is dropped as "component-failed"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Whose trajectories become whose samples; the two differ in a derived run."""
+
+    run: str
+    policy: str
+    source_run: str
+    source_policy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a recipe says of a group: one disposition for it, one and an advantage for each member."""
+
+    disposition: str
+    members: tuple[str, ...]
+    advantages: tuple[float, ...]
+    failure: str = ""
+    """What a component of the user's did wrong, for the log."""
+
+
+def judge(members: Sequence[Trajectory], size: int, recipe: Recipe) -> Judgement:
+    """Apply a recipe to a group's members; `size` is how many were asked for."""
+    invalid = [invalid_reward(member) for member in members]
+    valid = [member for member, reason in zip(members, invalid, strict=True) if reason is None]
+    try:
+        dropped, filtered, advantages = _apply(valid, size, recipe)
+        failure = ""
+    except ComponentFailed as error:
+        dropped, filtered, advantages = COMPONENT_FAILED, [None] * len(valid), [0.0] * len(valid)
+        failure = str(error)
+    verdicts = iter(zip(filtered, advantages, strict=True))
+    pairs = [(reason, 0.0) if reason is not None else next(verdicts) for reason in invalid]
+    return Judgement(
+        disposition=dropped or KEPT,
+        members=tuple(own or dropped or KEPT for own, _ in pairs),
+        advantages=tuple(0.0 if own or dropped else advantage for own, advantage in pairs),
+        failure=failure,
+    )
+
+
+def _apply(valid: Sequence[Trajectory], size: int, recipe: Recipe) -> tuple[str | None, list[str | None], list[float]]:
+    """Why the group is dropped (None: kept), and each valid member's own reason and advantage."""
+    nothing: tuple[list[str | None], list[float]] = [None] * len(valid), [0.0] * len(valid)
+    if len(valid) < (recipe.min_members or size):
+        return INCOMPLETE, *nothing
+    rewards = np.array([member.reward for member in valid], dtype=np.float64)
+    for group_filter in recipe.group_filters:
+        reason = _call("group filter", group_filter, rewards.copy())
+        if reason is not None:
+            return _reason("group filter", reason), *nothing
+    advantages = _advantages(rewards, recipe)
+    filtered = [_member_reason(member, recipe) for member in valid]
+    return (ALL_FILTERED if all(filtered) else None), filtered, advantages.tolist()
+
+
+def make_outcome(
+    closed: ClosedGroup[Any],
+    trajectories: Sequence[Trajectory],
+    judgement: Judgement,
+    *,
+    route: Route,
+    partition: int,
+    previous: int,
+) -> Outcome:
+    """The outcome of a closed group whose members are these, chained to the closing offset before it."""
+    members = tuple(
+        _member(trajectory, offset, disposition, advantage)
+        for (_, offset, _), trajectory, disposition, advantage in zip(
+            closed.members, trajectories, judgement.members, judgement.advantages, strict=True
+        )
+    )
+    first = trajectories[0]
+    oldest = oldest_version(run for member in members if member.disposition == KEPT for run in member.versions)
+    return Outcome(
+        run=route.run,
+        policy=route.policy,
+        source_run=route.source_run,
+        source_policy=route.source_policy,
+        partition=partition,
+        group=closed.group,
+        group_size=closed.size,
+        task=first.task,
+        environment=first.environment,
+        item=first.item,
+        closing_offset=closed.closing_offset,
+        previous=previous,
+        closing_time_ms=closed.closing_time_ms,
+        lifetime_ms=closed.lifetime_ms,
+        closed_by=closed.closed_by,
+        disposition=judgement.disposition,
+        oldest_version=-1 if oldest is None else oldest,
+        members=members,
+    )
+
+
+def without_payload(outcome: Outcome, reason: str) -> Outcome:
+    """The same group, dropped for `reason`: it keeps its place in the chain and says what became of its members."""
+    empty: dict[str, Any] = {"reward_parts": {}, "step_rewards": (), "versions": (), "segments": ()}
+    empty |= {"advantage": 0.0, "tokens": b"", "loss_mask": b"", "logprobs": b""}
+    members = tuple(
+        dataclasses.replace(member, disposition=reason if member.disposition == KEPT else member.disposition, **empty)
+        for member in outcome.members
+    )
+    return dataclasses.replace(outcome, disposition=reason, oldest_version=-1, members=members)
+
+
+def _member_reason(member: Trajectory, recipe: Recipe) -> str | None:
+    for keep in recipe.filters:
+        reason = _call("filter", keep, member)
+        if reason is not None:
+            return _reason("filter", reason)
+    return None
+
+
+def _advantages(rewards: Rewards, recipe: Recipe) -> Rewards:
+    found = _call("advantage", recipe.advantage, rewards.copy())
+    try:
+        advantages = np.asarray(found, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ComponentFailed(f"advantage returned {found!r}, not an array of numbers") from error
+    if advantages.shape != rewards.shape or not np.isfinite(advantages).all():
+        raise ComponentFailed(
+            f"advantage returned {advantages!r} for rewards {rewards!r}; it must be as many finite numbers"
+        )
+    return advantages
+
+
+def _call(kind: str, function: object, argument: object) -> object:
+    assert callable(function)
+    try:
+        with np.errstate(all="ignore"):  # what is not finite is met below, with the rewards that caused it
+            return function(argument)
+    except Exception as error:  # the edge to the user's code: one bad group must not stop a partition
+        raise ComponentFailed(f"{kind} {function!r} raised {type(error).__name__}: {error}") from error
+
+
+def _reason(kind: str, reason: object) -> str:
+    if not isinstance(reason, str) or not reason or reason == KEPT:
+        raise ComponentFailed(f"{kind} returned {reason!r}; it must return None to keep, or why not as a text")
+    return reason
+
+
+def _member(trajectory: Trajectory, offset: int, disposition: str, advantage: float) -> Member:
+    is_kept = disposition == KEPT
+    return Member(
+        index=trajectory.index,
+        attempt=trajectory.attempt,
+        offset=offset,
+        status=trajectory.status,
+        disposition=disposition,
+        reward=None if trajectory.reward is None or not math.isfinite(trajectory.reward) else trajectory.reward,
+        reward_parts=trajectory.reward_parts,
+        step_rewards=trajectory.step_rewards,
+        advantage=advantage,
+        num_tokens=sum(segment.count for segment in trajectory.segments),
+        num_sampled=sum(segment.count for segment in trajectory.segments if segment.role is Role.SAMPLED),
+        temperature=trajectory.sampling.temperature,
+        old_kv=trajectory.old_kv,
+        versions=trajectory.versions if is_kept else (),
+        segments=trajectory.segments if is_kept else (),
+        tokens=trajectory.tokens if is_kept else b"",
+        loss_mask=trajectory.loss_mask if is_kept else b"",
+        logprobs=trajectory.logprobs if is_kept else b"",
+    )

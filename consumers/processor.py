@@ -1,0 +1,114 @@
+"""The processor: closed groups become outcomes with advantages.
+
+consumes   `trajectories`, every partition, from committed positions, by assignment of its own
+produces   `samples` (one outcome per group, chained), `dead-letters` (what could not be read)
+waits for  nothing but the broker: it reads no clock for what it decides, no heartbeat and no trainer's state
+after a crash  reads its outcome partitions back over one lifetime, then trajectories from the committed position,
+           which never passes the first member of the oldest open group. Repeats that it writes have no effect (the
+           chain), so any number of processors may run, freeze, die or come back at any time.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from consumers.components import make_recipe
+from consumers.partitions import Partitions
+from consumers.pipeline import Route
+from infra.daemon import Daemon
+from infra.heartbeat import Heart
+from schemas.errors import BrokerError, DeadlineExceeded, LogGap, SendFailed
+from schemas.records import State
+
+_BACKOFF_S = (0.25, 10.0)
+_POLL_S = 0.25
+
+
+def run(daemon: Daemon) -> int:
+    """Process until asked to stop; the exit code."""
+    processor = make_processor(daemon)
+    heart = Heart(daemon, "process")
+    try:
+        while not daemon.stop.requested:
+            wait_s = processor.turn(_POLL_S)
+            heart.beat(metrics=processor.metrics())
+            daemon.stop.wait(wait_s)
+        heart.beat(State.DRAINING, processor.metrics())
+        processor.drain()
+        return 0
+    finally:
+        processor.close()
+        heart.close()
+
+
+def make_processor(daemon: Daemon, route: Route | None = None) -> Processor:
+    """The processor of a daemon's policy, or of another route (a derived run). Raises SettingError."""
+    table, settings = daemon.table.process, daemon.settings
+    recipe = make_recipe(
+        filters=table.filters,
+        group_filters=table.group_filters,
+        advantage=table.advantage,
+        settings=table.settings,
+        min_members=table.min_members,
+        group_size=daemon.table.dispatch.group_size,
+    )
+    own = (settings.run.name, daemon.policy)
+    route = route or Route(run=own[0], policy=own[1], source_run=own[0], source_policy=own[1])
+    partitions = Partitions(
+        daemon.log,
+        route,
+        recipe,
+        patience_s=settings.kafka.patience_s,
+        commit_every_s=table.commit_every_s,
+        # Not the longest sequence of today's settings: what is sound must not change with them. Four bytes a token.
+        max_tokens=settings.kafka.max_record_bytes // 4,
+    )
+    return Processor(partitions)
+
+
+class Processor:
+    """Turns that survive a broker that is away: after any error everything is thrown away and built again from the log."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self.partitions = partitions
+        self._failures = 0
+        self._said = ""
+        self._log = structlog.get_logger("offsetrl.process")
+
+    def turn(self, poll_s: float) -> float:
+        """One poll and everything that follows from it; how long to rest before the next turn, in seconds."""
+        try:
+            self.partitions.work(poll_s)
+        except (BrokerError, SendFailed, DeadlineExceeded, LogGap) as error:
+            self.partitions.discard()
+            self._failures += 1
+            self._say(error)
+            return min(_BACKOFF_S[0] * 2.0 ** min(self._failures - 1, 10), _BACKOFF_S[1])
+        if self._failures:
+            self._log.info("processing again", failures=self._failures)
+        self._failures, self._said = 0, ""
+        return 0.0
+
+    def drain(self) -> None:
+        """Commit what is done. A failure is harmless: the next processor repeats without effect."""
+        try:
+            self.partitions.commit()
+        except (BrokerError, DeadlineExceeded) as error:
+            self._log.warning(
+                "position not committed at the end; the next processor repeats a little", error=str(error)
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since the start of this process, and the lag in records."""
+        return {**self.partitions.metrics(), "restarts": float(self._failures)}
+
+    def close(self) -> None:
+        """Let go of reader and writer."""
+        self.partitions.discard()
+
+    def _say(self, error: Exception) -> None:
+        """Say once what is wrong, not at every attempt."""
+        kind = type(error).__name__
+        if kind != self._said:
+            self._log.warning("partitions are assigned again after an error", kind=kind, error=str(error))
+        self._said = kind

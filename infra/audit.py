@@ -1,0 +1,227 @@
+"""The audit: reads a policy's topics from the log and accounts for every record of `trajectories`.
+
+Knows the topics and the rules of `schemas.rules`, nothing of any daemon's memory. Each set of the books is filled from
+its own source; `schemas.rules.accounting` holds them against each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from infra.log import Bounds, Envelope, Log, Place
+from infra.ownership import read_record
+from infra.planted import planted
+from infra.weights.announce import Heads, fold
+from schemas.errors import RecordError
+from schemas.names import topic
+from schemas.records import KEPT, Announcement, Close, DeadLetter, Outcome, Record, Trajectory
+from schemas.rules.accounting import Accounts, At, Books, balance
+from schemas.rules.chain import Chain
+from schemas.rules.closing import Arrival, ClosedGroup, GroupCloser
+from schemas.rules.ledger import Ledger
+from schemas.validate import check_trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the trajectories of a policy stand: its own topic, or another run's (replay)."""
+
+    run: str
+    policy: str
+
+
+@dataclass(slots=True)
+class Audit:
+    """What the log of one policy says."""
+
+    run: str
+    policy: str
+    accounts: Accounts
+    ledger: Ledger
+    versions_published: int
+    trained_tokens: Counter[tuple[int, int]]
+    """Trained tokens by (epoch, version) of the weights that made them."""
+    trained_outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
+    """(step, outcome), in the order of training."""
+    dropped_outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def max_staleness_seen(self) -> int:
+        """Greatest age that any step trained on; -1 where none was checked."""
+        return max((plan.max_age for _, plan in self.ledger.plans[: self.ledger.steps_done]), default=-1)
+
+
+def audit(log: Log, run: str, policy: str, *, max_tokens: int, source: Source | None = None) -> Audit:
+    """Read everything up to the present ends and balance the books. `max_tokens`: longest sound trajectory."""
+    source = source or Source(run, policy)
+    # Later stages first: what a plan names is then on the samples read after it, and so on up the stream.
+    ledger = _read_ledger(log, topic(run, policy, "steps"))
+    outcomes = _read_outcomes(log, topic(run, policy, "samples"))
+    books = Books()
+    books.dead_lettered = _read_dead_letters(log, run, policy, source)
+    last = {partition: chain[-1][1].closing_offset if chain else -1 for partition, chain in outcomes.items()}
+    written = {(p, outcome.closing_offset) for p, chain in outcomes.items() for _, outcome in chain}
+    _read_trajectories(log, source, books, last, written, max_tokens)
+    result = Audit(run, policy, balance(Books()), ledger, _count_versions(log, run, policy), Counter())
+    steps: dict[tuple[int, int], list[int]] = {}
+    for step, address in ledger.trained():
+        steps.setdefault((address.partition, address.closing_offset), []).append(step)
+    aside = {(drop.partition, drop.closing_offset): drop.reason for drop in ledger.drops}
+    for partition, chain in outcomes.items():
+        for _, outcome in chain:
+            key = (partition, outcome.closing_offset)
+            _enter_outcome(books, result, outcome, steps.get(key, []), aside.get(key))
+    result.trained_outcomes.sort(key=lambda pair: pair[0])
+    result.accounts = balance(books)
+    return result
+
+
+def read_all(log: Log, place: Place, bounds: Bounds) -> Iterator[Envelope]:
+    """Every record of a partition from its start up to the given end."""
+    reader = log.reader({place: bounds.start})
+    try:
+        while reader.position(place) < bounds.end:
+            for envelope in reader.poll(1.0):
+                if envelope.offset < bounds.end:
+                    yield envelope
+    finally:
+        reader.close()
+
+
+def _topic(log: Log, name: str) -> Iterator[tuple[int, Bounds]]:
+    yield from sorted(log.bounds(name).items())
+
+
+def _read_ledger(log: Log, name: str) -> Ledger:
+    ledger = Ledger()
+    for partition, bounds in _topic(log, name):
+        for envelope in read_all(log, Place(name, partition), bounds):
+            ledger.take(envelope.offset, read_record(envelope))
+    return ledger
+
+
+def _read_outcomes(log: Log, name: str) -> dict[int, list[tuple[int, Outcome]]]:
+    """Effective outcomes by partition, each with its offset."""
+    found: dict[int, list[tuple[int, Outcome]]] = {}
+    for partition, bounds in _topic(log, name):
+        chain, taken = Chain(), []
+        for envelope in read_all(log, Place(name, partition), bounds):
+            record = read_record(envelope)
+            if isinstance(record, Outcome) and chain.take(record.previous, record.closing_offset):
+                taken.append((envelope.offset, record))
+        found[partition] = taken
+    if planted("lose-outcome"):
+        longest = max(found.values(), key=len)
+        del longest[len(longest) // 2]
+    return found
+
+
+def _read_dead_letters(log: Log, run: str, policy: str, source: Source) -> set[At]:
+    name, origin = topic(run, policy, "dead-letters"), topic(source.run, source.policy, "trajectories")
+    return {
+        At(record.partition, record.offset)
+        for partition, bounds in _topic(log, name)
+        for envelope in read_all(log, Place(name, partition), bounds)
+        if isinstance(record := read_record(envelope), DeadLetter) and record.topic == origin
+    }
+
+
+def _count_versions(log: Log, run: str, policy: str) -> int:
+    """Announced versions that count. Compaction may have removed old ones: then as many as the head says at least."""
+    name = topic(run, policy, "weights")
+    heads, seen = Heads(run, policy), set()
+    for partition, bounds in _topic(log, name):
+        for envelope in read_all(log, Place(name, partition), bounds):
+            record = read_record(envelope)
+            if record is None:
+                continue
+            heads = fold(heads, record)
+            if isinstance(record, Announcement) and heads.head and heads.head.name == (record.epoch, record.version):
+                seen.add(record.version)
+    return len(seen)
+
+
+def _read_trajectories(
+    log: Log, source: Source, books: Books, last: dict[int, int], written: set[tuple[int, int]], max_tokens: int
+) -> None:
+    name = topic(source.run, source.policy, "trajectories")
+    for partition, bounds in _topic(log, name):
+        closer: GroupCloser[None] = GroupCloser()
+
+        def ended(closed: ClosedGroup[None] | None, partition: int = partition) -> None:
+            # Behind the last outcome a closed group waits for its own; before it, a missing outcome is a loss.
+            if closed and (partition, closed.closing_offset) not in written and closed.closing_offset > last[partition]:
+                books.awaiting_outcome.update(At(partition, offset) for _, offset, _ in closed.members)
+
+        for envelope in read_all(log, Place(name, partition), bounds):
+            at = At(partition, envelope.offset)
+            books.records.add(at)
+            record = read_record(envelope)
+            if isinstance(record, Close):
+                books.closes.add(at)
+                ended(closer.close(record.group, offset=envelope.offset, time_ms=envelope.time_ms))
+            elif isinstance(record, Trajectory) and _sound(record, source, partition, max_tokens):
+                _enter_trajectory(books, closer, ended, at, envelope.time_ms, record)
+            elif at not in books.dead_lettered and envelope.offset > last[partition]:
+                books.awaiting_outcome.add(at)  # unreadable, and the processor has not come to it yet
+        books.open_members.update(At(partition, offset) for _, _, offset, _ in closer.open_members())
+
+
+def _enter_trajectory(
+    books: Books,
+    closer: GroupCloser[None],
+    ended: Callable[[ClosedGroup[None] | None], None],
+    at: At,
+    time_ms: int,
+    record: Trajectory,
+) -> None:
+    arrival, closed = closer.add(
+        record.group,
+        size=record.group_size,
+        index=record.index,
+        offset=at.offset,
+        time_ms=time_ms,
+        first_request_time_ms=record.first_request_time_ms,
+        lifetime_ms=record.lifetime_ms,
+        payload=None,
+    )
+    if arrival is Arrival.LATE:
+        books.late.add(at)
+    elif arrival is Arrival.SUPERSEDED:
+        books.superseded.add(at)
+    ended(closed)
+
+
+def _sound(record: Record, source: Source, partition: int, max_tokens: int) -> bool:
+    assert isinstance(record, Trajectory)
+    try:
+        check_trajectory(record, run=source.run, policy=source.policy, partition=partition, max_tokens=max_tokens)
+    except RecordError:
+        return False
+    return True
+
+
+def _enter_outcome(books: Books, result: Audit, outcome: Outcome, steps: list[int], aside: str | None) -> None:
+    """The members of an effective outcome go into exactly one of dropped, awaiting plan, trained.
+
+    `steps`: those that ate it, with a result; `aside`: why a plan set it aside, if one did.
+    """
+    for member in outcome.members:
+        at = At(outcome.partition, member.offset)
+        if not outcome.kept or member.disposition != KEPT:
+            books.dropped[at] = member.disposition if member.disposition != KEPT else outcome.disposition
+        elif aside is not None:
+            books.dropped[at] = aside
+        elif not steps:
+            books.awaiting_plan.add(at)
+        else:
+            books.trained[at] += len(steps)
+            books.trained_members[(outcome.group, member.index)] += len(steps)
+            for run in member.versions:
+                result.trained_tokens[(run.epoch, run.version)] += run.count
+    if outcome.kept and steps:
+        result.trained_outcomes.append((steps[0], outcome))
+    elif not outcome.kept or aside is not None:
+        result.dropped_outcomes.append(outcome)

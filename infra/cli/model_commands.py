@@ -1,0 +1,51 @@
+"""`offsetrl model new`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infra.cli import options
+
+app = typer.Typer(help="Models of your own.", no_args_is_help=True)
+CREATE = "trainers.new_model:create"
+PRINTABLE = "\n" + "".join(map(chr, range(32, 127)))
+
+
+@app.callback()
+def _group() -> None:
+    """Models of your own."""
+
+
+@app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="Folder to make; must be empty or absent.")],
+    alphabet: Annotated[str, typer.Option(help="Characters, one token each [default: printable ASCII].")] = "",
+    layers: Annotated[int, typer.Option(help="Transformer layers.")] = 4,
+    hidden: Annotated[int, typer.Option(help="Width; hidden / heads must be a head size that engines know.")] = 96,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 3,
+    max_positions: Annotated[int, typer.Option(help="Longest prompt plus answer, tokens.")] = 256,
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    untied: Annotated[bool, typer.Option("--untied", help="Give it an output layer of its own.")] = False,
+) -> None:
+    """Make a small Qwen2-style model with random weights and a character tokenizer, in the Hugging Face layout."""
+
+    def body() -> int:
+        from infra.daemon import resolve
+
+        resolve(CREATE)(
+            folder,
+            alphabet=alphabet or PRINTABLE,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            max_positions=max_positions,
+            seed=seed,
+            tie=not untied,
+        )
+        typer.echo(f'made {folder}; use it with [policies.NAME] model = "{folder}"')
+        return 0
+
+    options.finish(body)

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Resolves the pinned versions, with hashes and without naming a registry. Run by `make constraints`.
+set -eu
+uv=$1
+here=infra/constraints
+compile() { "$uv" pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+    --no-header --no-emit-find-links "$@"; }
+compile pyproject.toml --extra all-cpu --extra dev --overrides $here/overrides-cpu.txt -o $here/all-cpu.txt
+compile pyproject.toml --extra embedded --extra tasks --extra train --extra rollout-gpu --extra report -o $here/all-gpu.txt
+compile pyproject.toml -o $here/base.txt
+echo 'uv>=0.9' | compile - -o $here/bootstrap.txt

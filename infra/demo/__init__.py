@@ -1,0 +1,1 @@
+"""`offsetrl demo`: the whole loop on this machine, watched, checked and reported."""

@@ -1,0 +1,283 @@
+"""`offsetrl demo`: starts everything, watches it learn, drains, audits, checks itself, reports.
+
+Child processes: per policy a dispatcher, a rollout worker, a processor and a trainer, under `infra.supervisor`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra import preflight, provision, wiring
+from infra.audit import Audit
+from infra.audit_command import audit_policy
+from infra.config import load
+from infra.demo import checks, recipe
+from infra.demo.progress import ROLES
+from infra.demo.view import View
+from infra.demo.watch import Watch
+from infra.lifecycle import Exit, Stop
+from infra.log import Log
+from infra.settings import Settings
+from infra.supervisor import ChildSpec, Supervisor
+from schemas.errors import DeadlineExceeded, SettingError
+from schemas.names import check_name, topic
+
+STALL_S = 120.0
+"""Without any step or version for so long, the demo gives up and says what it waited for."""
+_GRACE_S = 40.0
+_DRAIN_S = 60.0
+
+
+@dataclass(slots=True)
+class Run:
+    """A demo under way."""
+
+    settings: Settings
+    config: Path
+    folder: Path
+    engine: str
+    steps: int
+    started_s: float
+    seconds_to_first_step: float = math.nan
+    audits: dict[str, Audit] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.settings.run.name
+
+
+def command(
+    overrides: Sequence[str],
+    *,
+    run: str,
+    engine: str,
+    policies: int,
+    steps: int,
+    folder: Path,
+    json_path: Path | None,
+    stall_s: float = STALL_S,
+) -> int:
+    """Run the demo; 0 when every check holds."""
+    started = time.monotonic()
+    stop = Stop()
+    stop.install()
+    engine = recipe.choose_engine(engine)
+    run = check_name("run", run or time.strftime("demo-%m%d-%H%M%S"))
+    steps = steps or recipe.STEPS
+    folder = folder.resolve()
+    config = recipe.write(folder, run=run, engine=engine, policies=policies, steps=steps)
+    settings = load(config, list(overrides)).settings
+    preflight.check_run(settings)
+    demo = Run(settings, config, folder, engine, steps, started)
+    was_up = _embedded_up(settings)
+    with View(f"OffsetRL demo · run {run} · engine {engine}") as view:
+        view.say(f"run {run}, engine {engine}, {policies} polic{'y' if policies == 1 else 'ies'}, {steps} steps; settings in {_short(config)}")
+        try:
+            return _through(demo, view, stop, json_path, list(overrides), stall_s)
+        finally:
+            if not was_up:
+                _down(settings)
+
+
+def _through(demo: Run, view: View, stop: Stop, json_path: Path | None, overrides: list[str], stall_s: float) -> int:
+    _prepare(demo, view)
+    log = wiring.open_log(demo.settings, client_id="demo")
+    try:
+        provision.ensure(log, demo.settings)
+        watch = Watch(log, demo.settings, demo.started_s)
+        try:
+            with Supervisor(_children(demo, overrides)) as supervisor:
+                view.say("dispatcher, rollout worker, processor and trainer started")
+                _watch(demo, view, watch, supervisor, stop, stall_s)
+                view.say("all steps trained; draining")
+                _drain(demo, log, supervisor, watch, view)
+        finally:
+            watch.close()
+        view.say("drained; auditing")
+        demo.audits = {policy: audit_policy(log, demo.settings, policy) for policy in demo.settings.policies}
+        return _finish(demo, view, watch, json_path)
+    finally:
+        log.close()
+
+
+# Before ------------------------------------------------------------------------------------------------------------
+
+
+def _prepare(demo: Run, view: View) -> None:
+    """Servers and models, at the same time."""
+    with ThreadPoolExecutor(1) as pool:
+        servers = pool.submit(wiring.endpoints, demo.settings, start=True)
+        for policy, table in demo.settings.policies.items():
+            _make_model(table.model, seed=demo.settings.run.seed)
+            view.say(f"model of {policy}: {_short(table.model)}")
+        found = servers.result()
+    kind = "embedded " if found.embedded_kafka else ""
+    view.say(f"{kind}broker at {found.bootstrap_servers}, object store at {found.s3_url or 'AWS'}")
+    preflight.check_services(demo.settings)
+    for policy in demo.settings.policies:
+        for role in ("dispatch", "rollout", "process", "train"):
+            preflight.check_settings(demo.settings, policy, role)
+
+
+def _make_model(folder: Path, seed: int) -> None:
+    """A small model with random weights; made in a process of its own, since this one needs no torch."""
+    if (folder / "config.json").exists():
+        return
+    argv = [sys.executable, "-m", "infra.cli.main", "model", "new", str(folder), "--alphabet", recipe.ALPHABET]
+    argv += [*recipe.MODEL_OPTIONS, "--seed", str(seed)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
+    if done.returncode:
+        raise SettingError(f"the demo's model could not be made in {folder}: {done.stderr.strip()[-2000:]}")
+
+
+def _children(demo: Run, overrides: Sequence[str]) -> list[ChildSpec]:
+    logs = demo.folder / "logs" / demo.name
+    logs.mkdir(parents=True, exist_ok=True)
+    settings = [part for override in overrides for part in ("--set", override)]
+    return [
+        ChildSpec(
+            name=f"{role}-{policy}",
+            argv=[sys.executable, "-m", "infra.cli.main", role, "--config", str(demo.config), "--policy", policy,
+                  "--name", f"{role}-{policy}", *settings],
+            env={"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            log_path=logs / f"{role}-{policy}.log",
+        )
+        for policy in demo.settings.policies
+        for role in ("train", "rollout", "process", "dispatch")
+    ]  # fmt: skip
+
+
+def _embedded_up(settings: Settings) -> bool:
+    from infra.embedded import servers
+
+    return servers.running(settings.embedded.state)
+
+
+def _down(settings: Settings) -> None:
+    from infra.embedded import servers
+
+    servers.down(settings.embedded.state)
+
+
+# While it runs -----------------------------------------------------------------------------------------------------
+
+
+def _watch(demo: Run, view: View, watch: Watch, supervisor: Supervisor, stop: Stop, stall_s: float) -> None:
+    """Until every policy has its steps. Raises DeadlineExceeded naming what was waited for."""
+    while not watch.done:
+        watch.poll(0.25)
+        if math.isnan(demo.seconds_to_first_step) and any(p.ledger.steps_done for p in watch.policies.values()):
+            demo.seconds_to_first_step = time.monotonic() - demo.started_s
+            view.say(f"first step trained after {demo.seconds_to_first_step:.1f} s")
+        view.show(watch.policies, {status.name: len(status.exits) for status in supervisor.status()})
+        ended = {name: code for name, code in supervisor.finished().items() if code}
+        if ended:
+            name, code = next(iter(ended.items()))
+            raise SettingError(f"{name} ended with code {code} and is not started again:\n{supervisor.tail(name)}")
+        if stop.requested:
+            raise DeadlineExceeded("interrupted before the end of the run")
+        if time.monotonic() - watch.moved_at_s > stall_s:
+            raise DeadlineExceeded(_stalled(watch, supervisor, stall_s))
+
+
+def _stalled(watch: Watch, supervisor: Supervisor, stall_s: float) -> str:
+    waits = [f"{p.policy} (step {p.ledger.steps_done}) waits for {p.waiting_for()}" for p in watch.policies.values() if not p.done]
+    deaths = {name: list(codes) for name, codes in supervisor.exits().items() if codes}
+    said = f"; exit codes so far: {deaths}" if deaths else ""
+    return f"no step and no version for {stall_s:g} s: {'; '.join(waits)}{said}"
+
+
+def _drain(demo: Run, log: Log, supervisor: Supervisor, watch: Watch, view: View) -> None:
+    """Workers finish what runs, dispatchers close what is open, processors judge it, trainers set aside what is left."""
+    policies = list(demo.settings.policies)
+    for role in ("rollout", "dispatch"):
+        supervisor.terminate([f"{role}-{policy}" for policy in policies], _GRACE_S)
+    deadline = time.monotonic() + _DRAIN_S
+    while behind := _behind(demo, log):
+        watch.poll(0.1)
+        view.show(watch.policies, {})
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"draining: processors were still behind after {_DRAIN_S:g} s: {', '.join(behind)}")
+    for role in ("process", "train"):
+        supervisor.terminate([f"{role}-{policy}" for policy in policies], _GRACE_S)
+    watch.poll(0.1)
+
+
+def _behind(demo: Run, log: Log) -> list[str]:
+    """Partitions whose committed position has not reached their end."""
+    from schemas.names import commit_group
+
+    found = []
+    for policy in demo.settings.policies:
+        name = topic(demo.name, policy, "trajectories")
+        bounds = log.bounds(name)
+        from infra.log import Place
+
+        places = {Place(name, partition): entry.end for partition, entry in bounds.items()}
+        stored = log.committed(commit_group(demo.name, policy, "process"), places)
+        found += [
+            f"{place.topic}[{place.partition}] at {stored[place].offset if place in stored else 0} of {end}"
+            for place, end in places.items()
+            if (stored[place].offset if place in stored else 0) < end
+        ]
+    return found
+
+
+# After -------------------------------------------------------------------------------------------------------------
+
+
+def _finish(demo: Run, view: View, watch: Watch, json_path: Path | None) -> int:
+    by_policy = {
+        policy: checks.policy_facts(found, max_staleness=demo.settings.policies[policy].train.max_staleness)
+        for policy, found in demo.audits.items()
+    }
+    findings = {policy: checks.check(policy, figures, steps=demo.steps) for policy, figures in by_policy.items()}
+    good = all(finding.ok for entries in findings.values() for finding in entries)
+    result: dict[str, Any] = {
+        "run": demo.name,
+        "engine": demo.engine,
+        "seconds_to_first_step": round(demo.seconds_to_first_step, 2),
+        "seconds_total": round(time.monotonic() - demo.started_s, 2),
+        **checks.combine(by_policy),
+        "ok": good,
+        "policies": by_policy,
+        "checks": {policy: [finding._asdict() for finding in entries] for policy, entries in findings.items()},
+    }
+    for policy, entries in findings.items():
+        for finding in entries:
+            view.say(f"{'ok  ' if finding.ok else 'FAIL'} {policy}: {finding.name}: {finding.said}", "" if finding.ok else "red")
+    path = _report(demo, view, watch, result)
+    if json_path is not None:
+        json_path.write_text(json.dumps(result, indent=2) + "\n")
+    view.say(f"{'passed' if good else 'failed'} after {result['seconds_total']:.0f} s" + (f"; report: {_short(path)}" if path else ""))
+    return Exit.OK if good else Exit.FAILED
+
+
+def _report(demo: Run, view: View, watch: Watch, result: Mapping[str, Any]) -> Path | None:
+    """The HTML report, where the extra for it is installed."""
+    try:
+        from infra.demo import report
+    except ModuleNotFoundError as error:
+        view.say(f"no report: {error.name} is not installed; pip install 'offsetrl[report]'")
+        return None
+    path = demo.folder / f"{demo.name}.html"
+    report.write(path, demo=demo, watch=watch, result=result)
+    return path
+
+
+def _short(path: Path) -> str:
+    """A path as seen from here, where that is shorter."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+__all__ = ["ROLES", "command"]

@@ -1,0 +1,90 @@
+"""What the demo's view shows, folded from the log: steps, versions, heartbeats. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from schemas.records import Announcement, Heartbeat, Record, Result, State
+from schemas.rules.ledger import Ledger
+
+ROLES = ("dispatch", "rollout", "process", "train")
+
+
+@dataclass(slots=True)
+class PolicyProgress:
+    """One policy as the log shows it."""
+
+    policy: str
+    steps_wanted: int
+    max_staleness: int
+    ledger: Ledger = field(default_factory=Ledger)
+    published: set[int] = field(default_factory=set)
+    beats: dict[str, Heartbeat] = field(default_factory=dict)
+    """Newest heartbeat by role/name."""
+    times_s: list[float] = field(default_factory=list)
+    """When each result was seen, seconds since the demo's start."""
+    tokens: list[tuple[float, float]] = field(default_factory=list)
+    """(seconds, tokens per second) over time."""
+    worker_versions: list[tuple[float, str, int]] = field(default_factory=list)
+    """(seconds, worker, version in use) over time."""
+
+    @property
+    def rewards(self) -> list[float]:
+        """Mean reward of each step's batch."""
+        return [result.metrics.get("reward_mean", float("nan")) for result in self.ledger.results]
+
+    @property
+    def ages(self) -> list[int]:
+        """Greatest age in each step's batch."""
+        return [plan.max_age for _, plan in self.ledger.plans[: self.ledger.steps_done]]
+
+    @property
+    def done(self) -> bool:
+        """Whether every step has a result."""
+        return self.ledger.steps_done >= self.steps_wanted
+
+    @property
+    def drops(self) -> Counter[str]:
+        """Groups left out, by reason, as processors and plans report them."""
+        found = Counter(drop.reason for drop in self.ledger.drops)
+        for beat in self.beats.values():
+            for name, value in beat.metrics.items():
+                if name.startswith("dropped:"):
+                    found[name.removeprefix("dropped:")] += int(value)
+        return found
+
+    def take(self, kind: str, offset: int, record: Record | None, now_s: float) -> None:
+        """Fold a record of `steps`, `weights` or `control` that concerns this policy."""
+        if kind == "steps":
+            if self.ledger.take(offset, record) and isinstance(record, Result):
+                self.times_s.append(now_s)
+        elif isinstance(record, Announcement):
+            self.published.add(record.version)
+        elif isinstance(record, Heartbeat) and record.policy == self.policy:
+            self._beat(record, now_s)
+
+    def _beat(self, beat: Heartbeat, now_s: float) -> None:
+        self.beats[f"{beat.role}/{beat.name}"] = beat
+        if beat.role == "rollout" and beat.state is State.SERVING:
+            self.tokens.append((now_s, beat.metrics.get("tokens_per_s", 0.0)))
+            self.worker_versions.append((now_s, beat.name, beat.version))
+
+    def of_role(self, role: str) -> list[Heartbeat]:
+        """Newest heartbeats of a role."""
+        return [beat for beat in self.beats.values() if beat.role == role]
+
+    def tokens_per_s(self) -> float:
+        """Sampled tokens per second of all workers."""
+        return sum(beat.metrics.get("tokens_per_s", 0.0) for beat in self.of_role("rollout"))
+
+    def waiting_for(self) -> str:
+        """What the next step waits for, in words."""
+        if not self.published:
+            return "version 0 of the weights (trainer)"
+        if not any(beat.state is State.SERVING for beat in self.of_role("rollout")):
+            return "a rollout worker that serves"
+        waiting = [int(beat.metrics.get("waiting_groups", 0)) for beat in self.of_role("train")]
+        return f"kept groups: {sum(waiting)} wait, a batch needs more"
+
+

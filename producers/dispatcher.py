@@ -1,0 +1,310 @@
+"""DAEMON `offsetrl dispatch`: asks for rollouts, in time and not too many, and closes what never completes.
+
+| consumes | requests (its own, and other dispatchers' claims), trajectories, samples, steps, weights, control |
+| produces | requests into workers' inboxes, close records on trajectories, claims |
+| waits for | version 0 of the weights, before the first request; live workers |
+| after a crash | reads these topics again, claims the inboxes with a higher epoch, asks for what was never asked for |
+
+Of several dispatchers the newest claim wins; the others end with exit code 4.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import structlog
+
+from infra.daemon import Daemon
+from infra.heartbeat import Heart
+from infra.log import Envelope, Place
+from infra.ownership import Ownership, catch_up, read_record, start_positions
+from producers.dispatch_state import DispatchState, Group, Limits, Worker, group_name
+from producers.environments import make_environment
+from producers.task_order import item_at
+from schemas.codec import encode
+from schemas.errors import BrokerError, DeadlineExceeded, LogGap, RecordError, SendFailed
+from schemas.names import control_topic, topic
+from schemas.records import (
+    Announcement,
+    Claim,
+    Close,
+    Heartbeat,
+    Outcome,
+    Plan,
+    Request,
+    Result,
+    Sampling,
+    State,
+    Trajectory,
+)
+from schemas.seeds import derive_seed
+from schemas.validate import check_trajectory
+
+_SEND_S = 15.0
+_CATCH_UP_S = 120.0
+_END_S = 20.0
+
+
+def run(daemon: Daemon) -> int:
+    """Dispatch until told to stop; a disturbed log means a new claim and a new reading of it."""
+    heart = Heart(daemon, "dispatch")
+    log = structlog.get_logger("offsetrl.dispatch")
+    try:
+        while not daemon.stop.requested:
+            dispatcher = Dispatcher(daemon, heart)
+            try:
+                dispatcher.run()
+            except (BrokerError, SendFailed, DeadlineExceeded, LogGap) as error:
+                log.warning("disturbed; reading the log again", error=str(error))
+                daemon.stop.wait(1.0)
+            finally:
+                dispatcher.close()
+    finally:
+        heart.close()
+    return 0
+
+
+class Dispatcher:
+    """One claim's worth of dispatching."""
+
+    def __init__(self, daemon: Daemon, heart: Heart) -> None:
+        self._daemon, self._heart = daemon, heart
+        settings, table = daemon.settings, daemon.table
+        self._run_name, self._policy = settings.run.name, daemon.policy
+        names = {kind: topic(self._run_name, self._policy, kind) for kind in _READ}
+        self._kinds = {name: kind for kind, name in names.items()}
+        self._topics = names
+        self._environment = make_environment(table.task.environment, table.task.settings, settings.run.seed)
+        self._sampling = Sampling(**table.sampling.model_dump())
+        self._max_tokens = settings.kafka.max_tokens
+        self._lifetime_ms = int(table.dispatch.lifetime_s * 1000)
+        self.state = DispatchState(_limits(daemon), settings.run.partitions)
+        inboxes = [Place(names["requests"], inbox) for inbox in range(settings.run.inboxes)]
+        self._ownership = Ownership("dispatch", self._run_name, self._policy, inboxes)
+        positions = start_positions(daemon.log, [*names.values(), control_topic(self._run_name)])
+        self._places = list(positions)
+        self._reader = daemon.log.reader(positions)
+        self._writer = daemon.log.writer()
+        self._weights = -1
+        self._log = structlog.get_logger("offsetrl.dispatch")
+
+    def run(self) -> None:
+        """Claim, then the loop."""
+        self._claim()
+        while not self._daemon.stop.requested:
+            self._read(0.05)
+            sent = self._ask_missing() + self._ask_overdue() + self._close_expired() + self._admit()
+            if sent:
+                self._settle()
+            self._beat(State.SERVING)
+        self._end()
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._reader.close()
+        self._writer.close()
+
+    # Reading -------------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        claim = self._ownership.claim(self._daemon.log, self._reader, self._handle, _CATCH_UP_S)
+        catch_up(self._daemon.log, self._reader, self._places, self._handle, _CATCH_UP_S)
+        key = f"claim/dispatch/{self._policy}".encode()
+        self._writer.send(control_topic(self._run_name), 0, encode(claim), key=key).result(_SEND_S)
+        self.state.caught_up(time.monotonic())
+        self._log.info("claimed", epoch=claim.epoch, running=self.state.running, next_group=self.state.next_number)
+
+    def _read(self, timeout_s: float) -> None:
+        for envelope in self._reader.poll(timeout_s):
+            self._handle(envelope)
+
+    def _handle(self, envelope: Envelope) -> None:
+        record = read_record(envelope)
+        kind = self._kinds.get(envelope.topic, "control")
+        if isinstance(record, Claim) and kind == "requests":
+            self._ownership.saw(envelope, record)
+        elif isinstance(record, Request) and kind == "requests":
+            if self._ownership.counts(envelope.place, record.epoch, record.nonce):
+                self.state.saw_request(record, envelope.time_ms, time.monotonic())
+        elif isinstance(record, Trajectory) and kind == "trajectories" and self._valid(record, envelope):
+            self.state.saw_trajectory(record, envelope.time_ms)
+        elif isinstance(record, Close) and kind == "trajectories":
+            self.state.saw_close(record)
+        elif isinstance(record, Outcome) and kind == "samples":
+            self.state.saw_outcome(record)
+        elif isinstance(record, Claim | Plan | Result) and kind == "steps":
+            self.state.saw_step(envelope.offset, record)
+        elif isinstance(record, Announcement) and kind == "weights":
+            self._weights = max(self._weights, record.version)
+        elif isinstance(record, Heartbeat) and record.role == "rollout" and record.policy == self._policy:
+            self._handle_worker(record)
+
+    def _handle_worker(self, beat: Heartbeat) -> None:
+        worker = Worker(beat.name, beat.session, beat.inbox, beat.capacity, time.monotonic())
+        gone = beat.state in (State.LEFT, State.DRAINING) or not 0 <= beat.inbox < self._daemon.settings.run.inboxes
+        self.state.saw_worker(worker, gone)
+
+    def _valid(self, record: Trajectory, envelope: Envelope) -> bool:
+        try:
+            check_trajectory(
+                record,
+                run=self._run_name,
+                policy=self._policy,
+                partition=envelope.partition,
+                max_tokens=self._max_tokens,
+            )
+        except RecordError:
+            return False  # the processor will dead-letter it
+        return True
+
+    # Writing -------------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> int:
+        """Ask for new groups, as many as admission allows and workers take."""
+        for worker in self.state.drop_silent(time.monotonic()):
+            self._log.warning("worker lost: its heartbeats stopped", worker=worker.name, session=worker.session)
+        if self._weights < 0:
+            return 0
+        sent = 0
+        for _ in range(self.state.admissible()):
+            worker = self.state.choose_worker()
+            if worker is None:
+                break
+            group = Group(
+                self.state.next_number, self.state.limits.group_size, min_version=self.state.next_min_version()
+            )
+            self.state.next_number += 1
+            self.state.groups[group.name] = group
+            sent += self._ask(group, range(group.group_size), 0, worker)
+        return sent
+
+    def _ask_missing(self) -> int:
+        """Members that a dispatcher which died between two writes never asked for."""
+        return sum(
+            self._ask(group, missing, 0, worker)
+            for group, missing in self.state.unasked()
+            if (worker := self.state.choose_worker())
+        )
+
+    def _ask_overdue(self) -> int:
+        """Members whose worker is gone or too slow: once more, elsewhere if possible."""
+        sent = 0
+        for group, index in self.state.overdue(time.monotonic()):
+            if worker := self.state.choose_worker():
+                sent += self._ask(group, [index], 1, worker)
+        if sent:
+            self._log.info("asked once more", members=sent)
+        return sent
+
+    def _ask(self, group: Group, indices: Iterable[int], attempt: int, worker: Worker) -> int:
+        sent = 0
+        table, settings = self._daemon.table, self._daemon.settings
+        order_seed = derive_seed(settings.run.seed, self._policy, "order")
+        size = self._environment.num_items
+        item = item_at(group.number, num_items=size, seed=order_seed, shuffle=table.task.shuffle)
+        payload = self._environment.payload(item)
+        for index in indices:
+            asked = group.asked.get(index)
+            request = Request(
+                run=self._run_name,
+                policy=self._policy,
+                epoch=self._ownership.epoch,
+                nonce=self._ownership.nonce,
+                group=group.name,
+                group_size=group.group_size,
+                index=index,
+                attempt=attempt,
+                partition=group.number % settings.run.partitions,
+                task=table.task.environment,
+                environment=table.task.environment,
+                item=item,
+                payload=payload,
+                seed=derive_seed(settings.run.seed, self._policy, group.name, index),
+                sampling=self._sampling,
+                min_version=group.min_version,
+                lifetime_ms=self._lifetime_ms,
+                first_request_time_ms=asked.first_request_time_ms if asked else 0,
+                worker=worker.name,
+                session=worker.session,
+            )
+            self._writer.send(self._topics["requests"], worker.inbox, encode(request))
+            worker.outstanding += 1
+            sent += 1
+        return sent
+
+    def _close_expired(self) -> int:
+        expired = self.state.expired(time.monotonic())
+        for group in expired:
+            self._log.warning("group closed: its lifetime is over", group=group.name)
+            self._close_group(group, "lifetime")
+        return len(expired)
+
+    def _close_group(self, group: Group, reason: str) -> None:
+        partition = group.number % self._daemon.settings.run.partitions
+        record = Close(
+            run=self._run_name,
+            policy=self._policy,
+            epoch=self._ownership.epoch,
+            nonce=self._ownership.nonce,
+            group=group.name,
+            partition=partition,
+            reason=reason,
+        )
+        self._writer.send(self._topics["trajectories"], partition, encode(record), key=group.name.encode())
+        group.closing = True
+
+    def _settle(self) -> None:
+        """Wait for the acknowledgements and read our own requests: what was asked for is what stands on the log."""
+        self._writer.flush(_SEND_S)
+        catch_up(self._daemon.log, self._reader, self._ownership.places, self._handle, _CATCH_UP_S)
+        self.state.count_outstanding()
+
+    def _end(self) -> None:
+        """A run whose steps are all planned closes what is still open; else a successor goes on with it."""
+        if not self.state.ended:
+            return
+        deadline = time.monotonic() + _END_S
+        while self.state.groups and time.monotonic() < deadline:
+            for group in [group for group in self.state.groups.values() if not group.closing]:
+                self._close_group(group, "run-ended")
+            self._writer.flush(_SEND_S)
+            self._read(0.05)
+            self._beat(State.DRAINING)
+        self._log.info("ended", still_open=self.state.running)
+
+    def _beat(self, state: State) -> None:
+        self._heart.beat(
+            state=state,
+            epoch=self._ownership.epoch,
+            version=self._weights,
+            running=self.state.running,
+            metrics={
+                "backlog_groups": len(self.state.backlog),
+                "admissible_groups": self.state.admissible(),
+                "kept_groups": self.state.kept,
+                "dropped_groups": self.state.dropped,
+                "workers": len(self.state.workers),
+                "next_group": self.state.next_number,
+            },
+        )
+
+
+_READ = ("requests", "trajectories", "samples", "steps", "weights")
+
+
+def _limits(daemon: Daemon) -> Limits:
+    dispatch, train = daemon.table.dispatch, daemon.table.train
+    return Limits(
+        group_size=dispatch.group_size,
+        capacity_groups=dispatch.capacity_groups,
+        batch_groups=train.batch_groups,
+        max_staleness=train.max_staleness,
+        steps=train.steps,
+        lifetime_s=dispatch.lifetime_s,
+        reissue_after_s=dispatch.reissue_after_s,
+        heartbeat_timeout_s=dispatch.heartbeat_timeout_s,
+    )
+
+
+__all__ = ["Dispatcher", "group_name", "run"]

@@ -1,0 +1,35 @@
+"""`python -m bench NAME` from the folder `tests`: runs one bench, prints its table and, last, one line of JSON.
+
+Exits 0 when every check is met, 1 when one is not, 2 for a name that is no bench.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+from bench.harness import Bench
+
+BENCHES = {"codec": "bench.codec"}
+"""Name -> module with `run(bench: Bench) -> None`; imported only when asked for."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the bench that the only argument names."""
+    if len(arguments) != 1 or arguments[0] not in BENCHES:
+        print(f"asked for {' '.join(arguments) or 'nothing'}; benches: {', '.join(sorted(BENCHES))}", file=sys.stderr)
+        return 2
+    bench = Bench(arguments[0])
+    importlib.import_module(BENCHES[arguments[0]]).run(bench)
+    print(bench.table())
+    if bench.seconds > bench.max_s:
+        print(f"took {bench.seconds:.0f} s, {bench.max_s:.0f} s are allowed", file=sys.stderr)
+    print(bench.summary())
+    return bench.exit_code()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""Publishing a policy's weights: blobs, manifest, announcement, by the holder of the claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from infra.daemon import Daemon
+from infra.weights import announce
+from infra.weights.fetch import read_manifest
+from infra.weights.manifest import Manifest
+from infra.weights.publish import publish
+from schemas.records import Claim
+
+_SEND_S = 30.0
+_LOG = structlog.get_logger("offsetrl.publish")
+
+
+class Publisher:
+    """The weights of one policy under one claim."""
+
+    def __init__(self, daemon: Daemon, claim: Claim, heads: announce.Heads) -> None:
+        self._daemon, self._claim = daemon, claim
+        self.head = heads.head.name.version if heads.head else -1
+        """The newest version announced; -1 for none."""
+        self._parent: Manifest | None = None
+        if heads.head:
+            self._parent = read_manifest(daemon.store, heads.head.key, heads.head.digest)
+        self._announce = announce.announcer(daemon.log, timeout_s=_SEND_S)
+
+    def publish(self, files: Mapping[str, bytes | Path], *, version: int, step: int, plan_offset: int) -> None:
+        """Make a version visible, whole; it must be above `head`."""
+        assert version > self.head, (version, self.head)
+        published = publish(
+            self._daemon.store,
+            self._announce,
+            run=self._claim.run,
+            policy=self._claim.policy,
+            epoch=self._claim.epoch,
+            nonce=self._claim.nonce,
+            version=version,
+            step=step,
+            files=files,
+            parent=self._parent,
+            plan_offset=plan_offset,
+            created_by=self._daemon.name,
+        )
+        self._parent, self.head = published.manifest, version
+        _LOG.info("published", version=version, uploaded_bytes=published.uploaded_bytes)
