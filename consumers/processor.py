@@ -52,16 +52,20 @@ def make_processor(daemon: Daemon, route: Route | None = None) -> Processor:
         min_members=table.min_members,
         group_size=daemon.table.dispatch.group_size,
     )
-    own = (settings.run.name, daemon.policy)
-    route = route or Route(run=own[0], policy=own[1], source_run=own[0], source_policy=own[1])
+    source = daemon.table.source
+    route = route or Route(
+        run=settings.run.name,
+        policy=daemon.policy,
+        source_run=source.run or settings.run.name,
+        source_policy=source.policy or daemon.policy,
+    )
     partitions = Partitions(
         daemon.log,
         route,
         recipe,
         patience_s=settings.kafka.patience_s,
         commit_every_s=table.commit_every_s,
-        # Not the longest sequence of today's settings: what is sound must not change with them. Four bytes a token.
-        max_tokens=settings.kafka.max_record_bytes // 4,
+        max_tokens=settings.kafka.max_tokens,
     )
     return Processor(partitions)
 

@@ -1,0 +1,1 @@
+"""The plumbing: log, object store, weights, settings, command line, daemons' shell, embedded servers, audit, demo."""

@@ -35,9 +35,10 @@ class Ear(logging.Handler):
         self._voice.debug("%s", text)
 
     def since(self, when_s: float) -> str:
-        """The last two distinct warnings since then."""
+        """The last two distinct warnings since then, without those that only repeat the error or tell of waiting."""
         texts = dict.fromkeys(text for heard_s, text in list(self._heard) if heard_s >= when_s)
-        return "; ".join(list(texts)[-2:]) or "and no more"
+        telling = [text for text in texts if not text.startswith("Bootstrap failed") and "not ready" not in text]
+        return "; ".join(telling[-2:]) or "and no more"
 
     def take_over(self, logger_name: str) -> None:
         """Take a logger over: warnings come here, and nothing else is written."""

@@ -88,14 +88,17 @@ class KafkaReader:
         self._open_feed, self._bounds = open_feed, bounds
         self._patience_s, self._where = patience_s, where
         self._feed: Feed | None = open_feed(self._positions, True)
-        self._closed = False
+        self.closed = False
         self._alive_s = time.monotonic()  # when the broker last answered
+        self._began_s = 0.0  # when the poll under way began
+        self._trouble_s: float | None = None  # since when nothing has been answered; time between polls does not count
 
     def poll(self, timeout_s: float, max_records: int = 1000) -> list[Envelope]:
         """Next records of all partitions; empty after the timeout. Raises LogGap, LogTruncated, BrokerError."""
-        if self._closed:
+        if self.closed:
             raise BrokerError("this reader is closed: ask the log for another")
-        deadline_s = time.monotonic() + timeout_s
+        self._began_s = time.monotonic()
+        deadline_s = self._began_s + timeout_s
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
             records = self._attempt(min(left_s, max(0.5, self._patience_s / 4)), max_records)
@@ -120,7 +123,7 @@ class KafkaReader:
 
     def close(self) -> None:
         """Let go of the connection; never raises, never waits long."""
-        self._closed = True
+        self.closed = True
         self._drop_feed()
 
     def _attempt(self, timeout_s: float, max_records: int) -> list[Envelope]:
@@ -142,7 +145,7 @@ class KafkaReader:
             self._drop_feed()
             self._bear(away, timeout_s)
             return []
-        self._alive_s = time.monotonic()
+        self._answered()
         records = []
         for place, envelopes in batches:
             self._positions[place] = envelopes[-1].offset + 1
@@ -155,13 +158,19 @@ class KafkaReader:
             self._positions[place] = max(self._positions[place], offset)
         if time.monotonic() - self._alive_s > max(0.5, self._patience_s / 4):
             feed.ends(timeout_s=max(0.25, min(2.0, self._patience_s / 4)))
-            self._alive_s = time.monotonic()
+            self._answered()
+
+    def _answered(self) -> None:
+        """Note a sign of life."""
+        self._alive_s, self._trouble_s = time.monotonic(), None
 
     def _bear(self, away: Exception, timeout_s: float) -> None:
         """Wait a little for a broker that is away; beyond the patience raise BrokerError."""
-        silent_s = time.monotonic() - self._alive_s
+        if self._trouble_s is None:
+            self._trouble_s = max(self._alive_s, self._began_s)
+        silent_s = time.monotonic() - self._trouble_s
         if silent_s > self._patience_s:
-            self._alive_s = time.monotonic()
+            self._trouble_s = None
             raise BrokerError(
                 f"Kafka at {self._where} has not answered for {silent_s:.0f} s while {_names(self._positions)} "
                 f"was read ({away}); the reader keeps its positions, and a further poll tries again"
@@ -191,7 +200,7 @@ class KafkaReader:
             if not rescued:  # nobody is to blame: the connection was, or the client
                 self._bear(broken, timeout_s)
         if rescued:
-            self._alive_s = time.monotonic()
+            self._answered()
         return rescued
 
     def _rescue_place(self, place: Place, rescued: list[Envelope], max_records: int) -> None:

@@ -115,6 +115,7 @@ class LogWriter:
         self._open: dict[int, Sent] = {}  # by identity, in the order of sending
         self._held_bytes = 0
         self._finished: str | None = None
+        self.closed = False
 
     @property
     def held_bytes(self) -> int:
@@ -154,7 +155,9 @@ class LogWriter:
         with self.changed:
             if self._finished is None:
                 self._finished = "the writer is closed"
-        self._producer.close()
+            was_closed, self.closed = self.closed, True
+        if not was_closed:
+            self._producer.close()
 
     def settle(self, sent: Sent, cost: int) -> None:
         """Take a record off the books; the caller holds `changed`."""

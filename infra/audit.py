@@ -46,6 +46,8 @@ class Audit:
     trained_outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
     """(step, outcome), in the order of training."""
     dropped_outcomes: list[Outcome] = field(default_factory=list)
+    waiting_outcomes: list[Outcome] = field(default_factory=list)
+    """Kept, and not trained yet."""
 
     @property
     def max_staleness_seen(self) -> int:
@@ -225,3 +227,5 @@ def _enter_outcome(books: Books, result: Audit, outcome: Outcome, steps: list[in
         result.trained_outcomes.append((steps[0], outcome))
     elif not outcome.kept or aside is not None:
         result.dropped_outcomes.append(outcome)
+    else:
+        result.waiting_outcomes.append(outcome)

@@ -30,7 +30,7 @@ def locate(key: Key) -> Location | str:
     """The type behind a key; a sentence when there is no such key.
 
     >>> locate(("policies", "main", "train", "learning_rat"))[:50]
-    "policies.main.train.learning_rat is not a setting:"
+    'policies.main.train.learning_rat is not a setting:'
     >>> locate(("run", "folder")).is_path
     True
     """

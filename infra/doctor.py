@@ -125,9 +125,12 @@ def check_release(address: str, settings: Settings) -> Check:
 def check_topics(log: Log, settings: Settings) -> Iterator[Check]:
     """Whether the run's topics exist and are as they must be."""
     wanted = provision.topic_specs(settings)
-    if missing := [spec.name for spec in provision.missing(log, settings)]:
+    missing = [spec.name for spec in provision.missing(log, settings)]
+    if len(missing) == len(wanted):
+        yield Check("topics", True, "none yet: the first daemon makes them, or `offsetrl provision`")
+    elif missing:
         got = f"{len(missing)} of {len(wanted)} missing: {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
-        yield Check("topics", False, got, "run `offsetrl provision`; a daemon that starts makes them as well")
+        yield Check("topics", False, got, "run `offsetrl provision`")
     else:
         yield Check("topics", True, f"all {len(wanted)} there")
     different = provision.differences(log, settings)

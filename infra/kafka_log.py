@@ -8,8 +8,8 @@ error texts (masked), and `KafkaLog` itself prints as its addresses alone.
 
 from __future__ import annotations
 
+import threading
 import time
-import weakref
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -78,7 +78,8 @@ class KafkaLog:
             mask=self._mask,
         )
         self._num_partitions: dict[str, int] = {}
-        self._opened: weakref.WeakSet[KafkaReader | LogWriter] = weakref.WeakSet()
+        self._opened: list[KafkaReader | LogWriter] = []  # strong: a client that nobody closes runs for ever
+        self._opened_lock = threading.Lock()
         self._closed = False
         _EAR.secrets.update(self._secrets)
         _EAR.take_over("kafka")
@@ -93,7 +94,7 @@ class KafkaLog:
         for place in positions:
             self._check_place(*place)
         reader = KafkaReader(positions, self._feed, self._bounds_of, patience_s=self._patience_s, where=self._where)
-        self._opened.add(reader)
+        self._remember(reader)
         return reader
 
     def writer(self) -> LogWriter:
@@ -105,7 +106,7 @@ class KafkaLog:
             patience_s=self._patience_s,
             mask=self._mask,
         )
-        self._opened.add(writer)
+        self._remember(writer)
         return writer
 
     # Questions about topics
@@ -223,8 +224,10 @@ class KafkaLog:
     def close(self) -> None:
         """Let go of everything that this log opened."""
         self._closed = True
-        for opened in list(self._opened):
-            opened.close()
+        with self._opened_lock:
+            opened, self._opened = self._opened, []
+        for one in opened:
+            one.close()
         self._asker.close()
 
     # Plumbing
@@ -244,6 +247,12 @@ class KafkaLog:
             raise BrokerError(
                 f"{topic}[{partition}] does not exist: {topic} has {self._num_partitions[topic]} partitions, from 0"
             )
+
+    def _remember(self, opened: KafkaReader | LogWriter) -> None:
+        """Keep a reader or writer for `close`, and forget those that were closed."""
+        with self._opened_lock:
+            self._opened = [one for one in self._opened if not one.closed]
+            self._opened.append(opened)
 
     def _mask(self, text: str) -> str:
         return masked(text, self._secrets)

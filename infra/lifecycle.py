@@ -67,11 +67,17 @@ def exit_code(error: BaseException) -> Exit:
 
 
 class Stop:
-    """Whether this process was asked to stop: once drains, twice aborts."""
+    """Whether this process was asked to stop: once drains, twice aborts.
+
+    Signals are taken in two ways, each with a count of its own. Python runs a handler only when the main thread comes
+    back to Python, which may take minutes (a long step in C, or a sleep while the kernel gave the signal to another
+    thread); a thread that reads the wake-up pipe sees them at once.
+    """
 
     def __init__(self) -> None:
         # Not an Event: its lock is taken by a wait in the main thread, where the handler would then hang for ever.
         self._requested = False
+        self._handled = 0
         self._on_abort: list[Callable[[], None]] = []
 
     @property
@@ -96,12 +102,28 @@ class Stop:
 
     def install(self) -> None:
         """Listen to SIGTERM and SIGINT; main thread only."""
+        source, sink = os.pipe()
+        os.set_blocking(sink, False)
+        threading.Thread(target=self._listen, args=(source,), name="signals", daemon=True).start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
+        signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
+
+    def _listen(self, source: int) -> None:
+        seen = 0
+        while numbers := os.read(source, 64):
+            for number in numbers:
+                if number in (signal.SIGTERM, signal.SIGINT):
+                    seen += 1
+                    self._count(seen, number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._requested:
-            self._requested = True
+        self._handled += 1
+        self._count(self._handled, number)
+
+    def _count(self, times: int, number: int) -> None:
+        self._requested = True
+        if times < 2:
             return
         for callback in self._on_abort:
             with contextlib.suppress(Exception):

@@ -112,7 +112,12 @@ class Writer(Protocol):
     """Sends records. After any failure it is finished: close it and ask the log for another."""
 
     def send(
-        self, topic: str, partition: int, value: bytes, key: bytes | None = None, headers: tuple[tuple[str, bytes], ...] = ()
+        self,
+        topic: str,
+        partition: int,
+        value: bytes,
+        key: bytes | None = None,
+        headers: tuple[tuple[str, bytes], ...] = (),
     ) -> Pending:
         """Queue a record. Raises RecordTooLarge before anything is sent, SendFailed when the writer is already
         finished, DeadlineExceeded when the byte budget stays full."""

@@ -4,7 +4,9 @@ Traps that this file exists for:
 - newer boto3 adds checksum headers and trailers that many stores refuse: both directions are set to `when_required`;
 - the batch delete needs one of those headers in any case, so objects are deleted one by one;
 - a body that is cut short in the middle is not retried by boto3: the whole download is retried here;
-- boto3 accepts flipped bytes: readers check digests of their own, and uploads carry a Content-MD5 that stores enforce.
+- boto3 accepts flipped bytes: readers check digests of their own, and uploads carry a Content-MD5 that stores enforce;
+- a signed payload makes some stores hash it while they read it, at a fifth of the speed, and refuse large ones: the
+  headers are signed, the Content-MD5 among them, and the payload is bound by that.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ _CHUNK_BYTES = 256 * 1024
 _LEAST_RATE = 64 * 1024
 """Bytes per second; a download that is slower on the whole is given up, so that no call can last for ever."""
 _POOL = 16
+_PAGE = 1000
 
 T = TypeVar("T")
 
@@ -75,8 +78,7 @@ class S3Store:
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> bool:
         """Store an object whole. With `if_absent`, False when one was there already (a belt, never a fence)."""
-        md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-        wanted = {"Key": self._full(key), "Body": data, "ContentMD5": md5}
+        wanted = {"Key": self._full(key), "Body": data, "ContentMD5": _md5(data)}
         if not if_absent:
             self._call(f"put {key}", self._client.put_object, **wanted)
             return True
@@ -121,7 +123,7 @@ class S3Store:
         token: dict[str, str] = {}
         while True:
             full = self._prefix + check_prefix(prefix)
-            page = self._call(f"list {prefix}", self._client.list_objects_v2, Prefix=full, **token)
+            page = self._call(f"list {prefix}", self._client.list_objects_v2, Prefix=full, MaxKeys=_PAGE, **token)
             for item in page.get("Contents", []):
                 yield ObjectInfo(item["Key"][len(self._prefix) :], int(item["Size"]))
             if not page.get("IsTruncated"):
@@ -173,9 +175,13 @@ class S3Store:
         return StoreError(f"{self._where}: {what} was answered with {status} {code}; {_code_advice(code, status)}")
 
 
+def _md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
 def _config(timeout_s: float) -> botocore.config.Config:
     return botocore.config.Config(
-        s3={"addressing_style": "path"},
+        s3={"addressing_style": "path", "payload_signing_enabled": False},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},

@@ -193,10 +193,8 @@ class Supervisor:
         if self._thread.is_alive():
             self._thread.join(10.0)
         self.kill()  # one that was just being started
-        if self._reaper is not None and self._reaper.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._reaper.stdin.close()
-            self._reaper.wait(10.0)
+        if self._reaper is not None:
+            _close(self._reaper)
             self._reaper = None
         atexit.unregister(self.kill)
 
@@ -277,18 +275,23 @@ class Supervisor:
         try:
             _write(self._reaper, [line])
         except BrokenPipeError:  # somebody killed it: the next one is told everything
-            self._reaper.wait(10.0)
+            _close(self._reaper)
             self._reaper = _start_reaper()
             _write(self._reaper, [f"+{child.process.pid}" for child in self._children.values() if child.process])
 
 
 def _start_reaper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-S", "-E", reaper.__file__], stdin=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-S", "-E", reaper.__file__], stdin=subprocess.PIPE, bufsize=0, start_new_session=True
     )
 
 
 def _write(process: subprocess.Popen[bytes], lines: Sequence[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("".join(f"{line}\n" for line in lines).encode())
-    process.stdin.flush()
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    process.wait(10.0)

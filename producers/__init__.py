@@ -1,0 +1,1 @@
+"""What makes trajectories: dispatcher, rollout workers, engines, environments."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 from collections.abc import Mapping
 from importlib.resources import files
 from types import MappingProxyType
@@ -38,10 +37,13 @@ from schemas.records import (
 )
 from schemas.scan import Scan, scanner
 from schemas.shape import Shape
-from schemas.wire import MAX_ITEMS
 
 MARKER = b"\xc3\x01"
 HEADER_BYTES = 10
+SCAN_FROM_BYTES = 256 * 1024
+"""Larger records have their item counts checked before they are decoded; smaller ones cannot hold enough to hurt."""
+MAX_ITEMS = 100_000
+"""Items in all arrays and maps of one record together; per-token data is packed and does not count."""
 MAX_SCHEMA_CHARS = 256 * 1024
 MAX_SCHEMAS = 1000
 """Limits of what `register_writer` takes, from a topic that others may write to."""
@@ -89,7 +91,10 @@ _FORMS: dict[type[Any], _Form] = {
     for cls, name in _FILES.items()
 }
 _BY_NAME = {kind.schema.name: kind for kind in _FORMS.values()}
-_READERS: dict[bytes, tuple[_Form, _Schema]] = {kind.schema.header: (kind, kind.schema) for kind in _FORMS.values()}
+_READERS: dict[bytes, tuple[_Form, _Schema, Any]] = {
+    form.schema.header: (form, form.schema, None) for form in _FORMS.values()
+}
+"""By the first ten bytes: the type, its writer's schema, and the schema to resolve it to (None for this version's)."""
 
 SCHEMAS: Mapping[type[Any], str] = MappingProxyType({cls: kind.schema.text for cls, kind in _FORMS.items()})
 """The schema text of every record type."""
@@ -103,44 +108,33 @@ def encode(record: Record) -> bytes:
             f"{type(record).__name__} is no record; records are {', '.join(cls.__name__ for cls in _FORMS)}"
         )
     parts = [form.schema.header]
-    form.shape.write(record, parts.append)
-    return b"".join(parts)
+    form.shape.write(record, parts.extend)
+    data = b"".join(parts)
+    if len(data) > SCAN_FROM_BYTES:  # nothing may be written that would be refused when read
+        try:
+            form.schema.scan(data, HEADER_BYTES, MAX_ITEMS)
+        except RecordError as error:
+            raise RecordError(DeadReason.INVALID, f"{form.cls.__name__}: {error.detail}") from None
+    return data
 
 
 def decode(data: bytes | None) -> Record:
     """The record that stands in `data`. Raises RecordError, with a DeadReason, for everything else."""
     if not data:
         raise RecordError(DeadReason.EMPTY, "no value" if data is None else "a value of no bytes")
-    form, schema = _READERS.get(data[:HEADER_BYTES]) or _unreadable(data)
-    if schema is not form.schema:
-        data = _translate(data, form, schema)
-    out: list[Any] = []
+    form, schema, reader = _READERS.get(data[:HEADER_BYTES]) or _unreadable(data)
+    if len(data) > SCAN_FROM_BYTES:
+        schema.scan(data, HEADER_BYTES, MAX_ITEMS)
+    body = io.BytesIO(data)
+    body.seek(HEADER_BYTES)
     try:
-        end = form.shape.read(data, HEADER_BYTES, out.append)
-    except (ValueError, IndexError, KeyError, struct.error) as error:
-        raise _undecodable(form, error) from error
-    if end != len(data):
-        why = f"{len(data) - end} bytes are left over" if end < len(data) else "it is cut off"
-        raise RecordError(DeadReason.UNDECODABLE, f"{form.cls.__name__} of {len(data)} bytes: {why}")
-    return cast(Record, out[0])
-
-
-def _translate(data: bytes, form: _Form, schema: _Schema) -> bytes:
-    """Another writer's record as this version would have written it, by Avro's rules of schema resolution."""
-    schema.scan(data, HEADER_BYTES, MAX_ITEMS)
-    there, back = io.BytesIO(data), io.BytesIO()
-    there.seek(HEADER_BYTES)
-    back.write(form.schema.header)
-    try:
-        datum = fastavro.schemaless_reader(there, schema.parsed, form.schema.parsed)
-        fastavro.schemaless_writer(back, form.schema.parsed, datum, strict=True)
+        record = form.shape.read(fastavro.schemaless_reader(body, schema.parsed, reader))
     except Exception as error:  # hostile bytes make fastavro raise nearly anything
-        raise _undecodable(form, error) from error
-    return back.getvalue()
-
-
-def _undecodable(form: _Form, error: Exception) -> RecordError:
-    return RecordError(DeadReason.UNDECODABLE, f"{form.cls.__name__}: {type(error).__name__}: {error}")
+        raise RecordError(DeadReason.UNDECODABLE, f"{form.cls.__name__}: {type(error).__name__}: {error}") from error
+    if body.tell() != len(data):
+        left = len(data) - body.tell()
+        raise RecordError(DeadReason.UNDECODABLE, f"{form.cls.__name__}: {left} bytes are left over after the record")
+    return cast(Record, record)
 
 
 def _unreadable(data: bytes) -> NoReturn:
@@ -191,5 +185,5 @@ def register_writer(text: str) -> bytes:
     owner = _BY_NAME.get(schema.name)
     if owner is None:
         raise RecordError(DeadReason.INVALID, f"schema {schema.name!r} is none of {', '.join(sorted(_BY_NAME))}")
-    _READERS.setdefault(schema.header, (owner, schema))
+    _READERS.setdefault(schema.header, (owner, schema, owner.schema.parsed))
     return schema.fingerprint

@@ -16,6 +16,7 @@ from schemas.records import DeadReason
 Scan = Callable[[bytes, int, int], None]
 """(data, start, max_items): raises RecordError unless the body is whole and has no more items than that."""
 _Walk = Callable[[bytes, int, list[int]], int]
+"""(data, position, [items that may still come, items allowed]) -> next position"""
 MAX_DEPTH = 16
 _FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
@@ -25,7 +26,7 @@ def scanner(schema: Any) -> Scan:
     walk, _ = _compile(schema, {}, "", 0)
 
     def scan(data: bytes, start: int, max_items: int) -> None:
-        end = walk(data, start, [max_items])
+        end = walk(data, start, [max_items, max_items])
         if end != len(data):
             raise RecordError(DeadReason.UNDECODABLE, f"the record ends at byte {end} of {len(data)}")
 
@@ -142,7 +143,7 @@ def _blocks(item: _Walk, least: int, keyed: bool) -> tuple[_Walk, int]:
                 count, at = -count, _long(data, at)[1]
             left[0] -= count
             if left[0] < 0:
-                raise RecordError(DeadReason.UNDECODABLE, f"more items than allowed in one record before byte {at}")
+                raise RecordError(DeadReason.UNDECODABLE, f"more than {left[1]} items in one record, at byte {at}")
             for _ in range(count):
                 if keyed:
                     at = _skip(data, *_swap(_long(data, at)))

@@ -14,7 +14,7 @@ import struct
 import typing
 from collections.abc import Callable, Mapping
 from itertools import repeat
-from operator import attrgetter, call
+from operator import attrgetter, call, itemgetter
 from typing import Any, Generic, TypeVar
 
 from schemas import wire
@@ -35,8 +35,8 @@ _PLAIN: Mapping[Any, Kind] = {
     bytes: wire.BYTES,
     float | None: wire.optional(wire.DOUBLE),
     bytes | None: wire.optional(wire.BYTES),
-    Mapping[str, float]: wire.mapping(wire.DOUBLE),
-    Mapping[str, str]: wire.mapping(wire.STRING),
+    Mapping[str, float]: wire.number_map(finite=True),
+    Mapping[str, str]: wire.TEXT_MAP,
     tuple[float, ...]: wire.DOUBLES,
     tuple[VersionRun, ...]: wire.VERSIONS,
     tuple[Segment, ...]: wire.SEGMENTS,
@@ -58,28 +58,29 @@ class Shape(Generic[R]):
             assert bare(field["type"]) == kind.avro, f"{cls.__name__}.{field['name']}: {field['type']} for {kind.avro}"
         self.avro = {"type": "record", "name": cls.__name__, "fields": [bare(field) for field in fields]}
         self._values: Callable[[R], tuple[Any, ...]] = attrgetter(*self.names)
-        self._writes, self._reads = _blocks(self._kinds)
+        self._items: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*self.names)
+        self._writes = _blocks(self._kinds)
+        self._reads = tuple((index, kind.read) for index, kind in enumerate(self._kinds) if kind.read)
         self._make = _maker(cls, self.names)
         self._seen: set[tuple[type, ...]] = set()
 
     def write(self, record: R, add: Add) -> None:
-        """Give the record's bytes to `add`, in pieces. Raises RecordError naming the first field that does not fit."""
+        """Give the record's bytes to `add`, as iterables of pieces. Raises RecordError naming the first field that does not fit."""
         values = self._values(record)
         if tuple(map(type, values)) not in self._seen:
             self._check_types(values)
         try:
             for write, where in self._writes:
                 write(values[where], add)
-        except (ValueError, OverflowError, struct.error, RecordError) as error:
+        except (ValueError, TypeError, OverflowError, struct.error, RecordError) as error:
             raise self._explain(values, error) from None
 
-    def read(self, data: bytes, at: int, add: Add, count: int = 1) -> int:
-        """Give one record from position `at` to `add`, and the position after it. Raises nearly anything on bad bytes."""
-        values: list[Any] = []
-        for read, fields in self._reads:
-            at = read(data, at, values.append, fields)
-        add(self._make(values))
-        return at
+    def read(self, datum: dict[str, Any]) -> R:
+        """The record of a dict as Avro reads it."""
+        values = list(self._items(datum))
+        for index, convert in self._reads:
+            values[index] = convert(values[index])
+        return self._make(values)
 
     def _check_types(self, values: tuple[Any, ...]) -> None:
         exact = True
@@ -95,10 +96,10 @@ class Shape(Generic[R]):
     def _explain(self, values: tuple[Any, ...], error: Exception) -> RecordError:
         for name, kind, value in zip(self.names, self._kinds, values, strict=True):
             try:
-                kind.write((value,) if kind.many else value, [].append)
+                kind.write((value,) if kind.many else value, [].extend)
             except RecordError as inner:
                 return self._unfit(name, value, inner.detail)
-            except (ValueError, OverflowError, struct.error) as inner:
+            except (ValueError, TypeError, OverflowError, struct.error) as inner:
                 return self._unfit(name, value, str(inner))
         raise AssertionError(f"{self.cls.__name__}: no field fails alone") from error
 
@@ -117,29 +118,27 @@ def bare(schema: Any) -> Any:
     return schema
 
 
-def _blocks(kinds: tuple[Kind, ...]) -> tuple[list[tuple[wire.Write, Any]], list[tuple[wire.Read, int]]]:
-    """Neighbours of one kind in one call: (write, index or slice of the values) and (read, number of fields)."""
+def _blocks(kinds: tuple[Kind, ...]) -> tuple[tuple[wire.Write, Any], ...]:
+    """Neighbours of one kind in one call: (write, index or slice of the values)."""
     writes: list[tuple[wire.Write, Any]] = []
-    reads: list[tuple[wire.Read, int]] = []
     at = 0
     while at < len(kinds):
         kind, end = kinds[at], at + 1
         while kind.many and end < len(kinds) and kinds[end] is kind:
             end += 1
         writes.append((kind.write, slice(at, end) if kind.many else at))
-        reads.append((kind.read, end - at))
         at = end
-    return writes, reads
+    return tuple(writes)
 
 
-def _maker(cls: type[Any], names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
+def _maker(cls: type[R], names: tuple[str, ...]) -> Callable[[list[Any]], R]:
     """Makes an object of the values of all its fields."""
     if issubclass(cls, tuple):
         assert cls._fields == names, f"{cls.__name__}: the schema has another order"  # type: ignore[attr-defined]
         return cls._make  # type: ignore[attr-defined, no-any-return]
     slots = tuple(getattr(cls, name).__set__ for name in names)
 
-    def make(values: list[Any]) -> Any:
+    def make(values: list[Any]) -> R:
         record = object.__new__(cls)
         for _ in map(call, slots, repeat(record), values):
             pass
@@ -151,7 +150,7 @@ def _maker(cls: type[Any], names: tuple[str, ...]) -> Callable[[list[Any]], Any]
 def _kind(hint: Any, field: Mapping[str, Any]) -> Kind:
     """How a field of this annotation is handled; a new sort of annotation needs a line in `_PLAIN` or here."""
     if field["name"] in _MAY_BE_NAN:
-        return wire.mapping(wire.DOUBLE, finite=False)
+        return wire.number_map(finite=False)
     if hint in _PLAIN:
         return _PLAIN[hint]
     if isinstance(hint, type) and issubclass(hint, enum.StrEnum):

@@ -1,0 +1,1 @@
+"""What learns from outcomes: planning, batches, losses, steps, checkpoints, publishing."""

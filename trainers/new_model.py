@@ -37,11 +37,13 @@ def create(
     intermediate: int | None = None,
     max_positions: int = 256,
     tie: bool = True,
+    init_std: float = 0.0,
+    rope_theta: float = 10_000.0,
     seed: int = 0,
 ) -> None:
     """Write a model of about 0.3 M parameters (by default) into a new or empty folder.
 
-    `kv_heads` defaults to `heads`, `intermediate` to twice `hidden`. The same arguments give the same weights. Raises
+    `kv_heads` defaults to `heads`, `intermediate` to twice `hidden`, `init_std` to half of hidden ** -0.5. The same arguments give the same weights. Raises
     SettingError, before anything is written, for a folder that is not empty and for sizes that no engine would load.
     """
     kv_heads = heads if kv_heads is None else kv_heads
@@ -62,7 +64,9 @@ def create(
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        initializer_range=hidden**-0.5 / 2,  # the usual 0.02 leaves so narrow a model nearly uniform for many steps
+        # the usual 0.02 leaves so narrow a model nearly uniform for many steps
+        initializer_range=init_std or hidden**-0.5 / 2,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
         dtype="float32",
     )
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import structlog
 
 from infra.daemon import Daemon
 from infra.weights import announce
-from infra.weights.fetch import read_manifest
+from infra.weights.fetch import load_manifest
 from infra.weights.manifest import Manifest
 from infra.weights.publish import publish
 from schemas.records import Claim
@@ -27,7 +27,7 @@ class Publisher:
         """The newest version announced; -1 for none."""
         self._parent: Manifest | None = None
         if heads.head:
-            self._parent = read_manifest(daemon.store, heads.head.key, heads.head.digest)
+            self._parent = load_manifest(daemon.store, claim.run, claim.policy, heads.head.name, heads.head.digest)
         self._announce = announce.announcer(daemon.log, timeout_s=_SEND_S)
 
     def publish(self, files: Mapping[str, bytes | Path], *, version: int, step: int, plan_offset: int) -> None:

@@ -27,6 +27,8 @@ def new(
     hidden: Annotated[int, typer.Option(help="Width; hidden / heads must be a head size that engines know.")] = 96,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 3,
     max_positions: Annotated[int, typer.Option(help="Longest prompt plus answer, tokens.")] = 256,
+    init_std: Annotated[float, typer.Option(help="Spread of the random weights; 0: by the width.")] = 0.0,
+    rope_theta: Annotated[float, typer.Option(help="Base of the rotary positions; small for short texts.")] = 10_000.0,
     seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
     untied: Annotated[bool, typer.Option("--untied", help="Give it an output layer of its own.")] = False,
 ) -> None:
@@ -42,6 +44,8 @@ def new(
             hidden=hidden,
             heads=heads,
             max_positions=max_positions,
+            init_std=init_std,
+            rope_theta=rope_theta,
             seed=seed,
             tie=not untied,
         )

@@ -103,7 +103,8 @@ def replay(
             raise SettingError(f"--into {into!r} is the run itself: name another, so that its topics stay as they are")
         return options.call(
             REPLAY,
-            settings,
+            options.config_path(config),
+            overrides,
             policy=choose_policy(settings, policy),
             into=into,
             advantage=advantage,

@@ -71,7 +71,9 @@ def check(policy: str, figures: dict[str, Any], *, steps: int) -> list[Finding]:
             f"pending {figures['pending']}, unaccounted {figures['unaccounted']}, twice {figures['twice']}"
             + "".join(f"; {finding}" for finding in figures["findings"]),
         ),
-        Finding("little is wasted", share >= MIN_TRAINED, f"{share:.1%} of produced trained (at least {MIN_TRAINED:.0%})"),
+        Finding(
+            "little is wasted", share >= MIN_TRAINED, f"{share:.1%} of produced trained (at least {MIN_TRAINED:.0%})"
+        ),
     ]
 
 

@@ -25,11 +25,11 @@ from infra.demo.progress import ROLES
 from infra.demo.view import View
 from infra.demo.watch import Watch
 from infra.lifecycle import Exit, Stop
-from infra.log import Log
+from infra.log import Log, Place
 from infra.settings import Settings
 from infra.supervisor import ChildSpec, Supervisor
-from schemas.errors import DeadlineExceeded, SettingError
-from schemas.names import check_name, topic
+from schemas.errors import DeadlineExceeded, OffsetRLError, SettingError
+from schemas.names import check_name, commit_group, topic
 
 STALL_S = 120.0
 """Without any step or version for so long, the demo gives up and says what it waited for."""
@@ -77,11 +77,12 @@ def command(
     folder = folder.resolve()
     config = recipe.write(folder, run=run, engine=engine, policies=policies, steps=steps)
     settings = load(config, list(overrides)).settings
-    preflight.check_run(settings)
     demo = Run(settings, config, folder, engine, steps, started)
     was_up = _embedded_up(settings)
     with View(f"OffsetRL demo · run {run} · engine {engine}") as view:
-        view.say(f"run {run}, engine {engine}, {policies} polic{'y' if policies == 1 else 'ies'}, {steps} steps; settings in {_short(config)}")
+        view.say(
+            f"run {run}, engine {engine}, {policies} polic{'y' if policies == 1 else 'ies'}, {steps} steps; settings in {_short(config)}"
+        )
         try:
             return _through(demo, view, stop, json_path, list(overrides), stall_s)
         finally:
@@ -123,6 +124,7 @@ def _prepare(demo: Run, view: View) -> None:
         found = servers.result()
     kind = "embedded " if found.embedded_kafka else ""
     view.say(f"{kind}broker at {found.bootstrap_servers}, object store at {found.s3_url or 'AWS'}")
+    preflight.check_run(demo.settings)
     preflight.check_services(demo.settings)
     for policy in demo.settings.policies:
         for role in ("dispatch", "rollout", "process", "train"):
@@ -160,7 +162,7 @@ def _children(demo: Run, overrides: Sequence[str]) -> list[ChildSpec]:
 def _embedded_up(settings: Settings) -> bool:
     from infra.embedded import servers
 
-    return servers.running(settings.embedded.state)
+    return any(status.pid is not None for status in servers.status(settings.embedded.state))
 
 
 def _down(settings: Settings) -> None:
@@ -183,7 +185,7 @@ def _watch(demo: Run, view: View, watch: Watch, supervisor: Supervisor, stop: St
         ended = {name: code for name, code in supervisor.finished().items() if code}
         if ended:
             name, code = next(iter(ended.items()))
-            raise SettingError(f"{name} ended with code {code} and is not started again:\n{supervisor.tail(name)}")
+            raise OffsetRLError(f"{name} ended with code {code} and is not started again:\n{supervisor.tail(name)}")
         if stop.requested:
             raise DeadlineExceeded("interrupted before the end of the run")
         if time.monotonic() - watch.moved_at_s > stall_s:
@@ -191,7 +193,11 @@ def _watch(demo: Run, view: View, watch: Watch, supervisor: Supervisor, stop: St
 
 
 def _stalled(watch: Watch, supervisor: Supervisor, stall_s: float) -> str:
-    waits = [f"{p.policy} (step {p.ledger.steps_done}) waits for {p.waiting_for()}" for p in watch.policies.values() if not p.done]
+    waits = [
+        f"{p.policy} (step {p.ledger.steps_done}) waits for {p.waiting_for()}"
+        for p in watch.policies.values()
+        if not p.done
+    ]
     deaths = {name: list(codes) for name, codes in supervisor.exits().items() if codes}
     said = f"; exit codes so far: {deaths}" if deaths else ""
     return f"no step and no version for {stall_s:g} s: {'; '.join(waits)}{said}"
@@ -215,14 +221,10 @@ def _drain(demo: Run, log: Log, supervisor: Supervisor, watch: Watch, view: View
 
 def _behind(demo: Run, log: Log) -> list[str]:
     """Partitions whose committed position has not reached their end."""
-    from schemas.names import commit_group
-
     found = []
     for policy in demo.settings.policies:
         name = topic(demo.name, policy, "trajectories")
         bounds = log.bounds(name)
-        from infra.log import Place
-
         places = {Place(name, partition): entry.end for partition, entry in bounds.items()}
         stored = log.committed(commit_group(demo.name, policy, "process"), places)
         found += [
@@ -255,11 +257,17 @@ def _finish(demo: Run, view: View, watch: Watch, json_path: Path | None) -> int:
     }
     for policy, entries in findings.items():
         for finding in entries:
-            view.say(f"{'ok  ' if finding.ok else 'FAIL'} {policy}: {finding.name}: {finding.said}", "" if finding.ok else "red")
+            view.say(
+                f"{'ok  ' if finding.ok else 'FAIL'} {policy}: {finding.name}: {finding.said}",
+                "" if finding.ok else "red",
+            )
     path = _report(demo, view, watch, result)
     if json_path is not None:
         json_path.write_text(json.dumps(result, indent=2) + "\n")
-    view.say(f"{'passed' if good else 'failed'} after {result['seconds_total']:.0f} s" + (f"; report: {_short(path)}" if path else ""))
+    view.say(
+        f"{'passed' if good else 'failed'} after {result['seconds_total']:.0f} s"
+        + (f"; report: {_short(path)}" if path else "")
+    )
     return Exit.OK if good else Exit.FAILED
 
 

@@ -86,5 +86,3 @@ class PolicyProgress:
             return "a rollout worker that serves"
         waiting = [int(beat.metrics.get("waiting_groups", 0)) for beat in self.of_role("train")]
         return f"kept groups: {sum(waiting)} wait, a batch needs more"
-
-

@@ -13,6 +13,8 @@ from schemas.names import check_name, nearest
 
 STEPS = 120
 ALPHABET = "0123456789>"
+MODEL_OPTIONS = ("--layers", "2", "--hidden", "96", "--heads", "3", "--max-positions", "64", "--untied",
+                 "--init-std", "0.1", "--rope-theta", "100")  # fmt: skip
 POLICY_NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
 ENGINES = ("vllm", "transformers")
 
@@ -39,8 +41,8 @@ def policy_table(model: Path, engine: str, steps: int, place: int) -> dict[str, 
         "task": {"environment": "sort-digits", "settings": {"digits": 4 if own else 3}},
         "sampling": {"temperature": 1.0, "max_tokens": 6},
         "dispatch": {
-            "group_size": 8,
-            "capacity_groups": 96,
+            "group_size": 16,
+            "capacity_groups": 48,
             "lifetime_s": 40.0,
             "reissue_after_s": 15.0,
             "heartbeat_timeout_s": 6.0,
@@ -48,10 +50,12 @@ def policy_table(model: Path, engine: str, steps: int, place: int) -> dict[str, 
         "rollout": {"engine": engine, "concurrency": 256, "max_model_len": 32, "threads": 1},
         "process": {"group_filters": ["zero-spread"], "advantage": "grpo" if own else "rloo"},
         "train": {
-            "batch_groups": 32,
+            "batch_groups": 16,
             "max_staleness": 2,
             "steps": steps,
-            "learning_rate": 2e-3,
+            "learning_rate": 1e-3,
+            "weight_decay": 2.0,
+            "betas": [0.9, 0.95],
             "publish_every": 1 if own else 2,
             "checkpoint_every": 10,
             "threads": 1,
@@ -72,5 +76,7 @@ def write(folder: Path, *, run: str, engine: str, policies: int, steps: int, see
     }
     path = folder / f"{run}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"# Made by `offsetrl demo`; any command takes it: offsetrl audit --config {path.name}\n" + tomlkit.dumps(data))
+    path.write_text(
+        f"# Made by `offsetrl demo`; any command takes it: offsetrl audit --config {path.name}\n" + tomlkit.dumps(data)
+    )
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -48,7 +49,9 @@ class View:
     def say(self, text: str, style: str = "") -> None:
         """A line that stays on the screen."""
         self._phase = text
-        self._console.print(f"{time.monotonic() - self._started:6.1f} s  {text}", style=style, markup=False, highlight=False)
+        self._console.print(
+            f"{time.monotonic() - self._started:6.1f} s  {text}", style=style, markup=False, highlight=False
+        )
 
     def show(self, policies: Mapping[str, PolicyProgress], restarts: Mapping[str, int]) -> None:
         """Draw what is known now; on a terminal in place, elsewhere a line every few seconds."""
@@ -99,7 +102,10 @@ def _figures(progress: PolicyProgress, rewards: list[float], ages: list[int]) ->
     table = Table.grid(padding=(0, 1))
     table.add_row("step", f"{progress.ledger.steps_done} / {progress.steps_wanted}")
     table.add_row("reward", f"{_mean(rewards[:5]):.3f} → {_mean(rewards[-5:]):.3f}" if rewards else "-")
-    table.add_row("staleness", f"{ages[-1] if ages else '-'} (greatest {max(ages, default='-')}, allowed {progress.max_staleness})")
+    table.add_row(
+        "staleness",
+        f"{ages[-1] if ages else '-'} (greatest {max(ages, default='-')}, allowed {progress.max_staleness})",
+    )
     table.add_row("tokens/s", f"{progress.tokens_per_s():.0f}")
     table.add_row("published", f"{len(progress.published)} versions, newest {max(progress.published, default='-')}")
     table.add_row("lag", f"{_lag(progress):.0f} trajectories")
@@ -117,7 +123,9 @@ def _roles(progress: PolicyProgress, restarts: Mapping[str, int]) -> Table:
         for beat in progress.of_role(role):
             count = restarts.get(f"{role}-{progress.policy}", restarts.get(beat.name, 0))
             version = str(beat.version) if beat.version >= 0 else "-"
-            table.add_row(role, beat.name, beat.state.value, version, _detail(role, beat.metrics, beat.running), str(count))
+            table.add_row(
+                role, beat.name, beat.state.value, version, _detail(role, beat.metrics, beat.running), str(count)
+            )
     return table
 
 
@@ -151,7 +159,7 @@ def _squeeze(values: list[float], width: int) -> list[float]:
     if len(values) <= width:
         return values
     edges = [round(i * len(values) / width) for i in range(width + 1)]
-    return [_mean(values[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [_mean(values[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 def _mean(values: list[float]) -> float:

@@ -166,8 +166,17 @@ def send(log: Log, record: Claim | Announcement, *, timeout_s: float) -> Ack:
 
 
 def announcer(log: Log, *, timeout_s: float) -> Callable[[Announcement], Ack]:
-    """`send` for `publish`: announces and waits."""
-    return lambda announcement: send(log, announcement, timeout_s=timeout_s)
+    """`send` for `publish`: announces and waits. Versions must rise; only the newest may be repeated."""
+    newest = Version(-1, -1)
+
+    def announce(announcement: Announcement) -> Ack:
+        nonlocal newest
+        name = Version(announcement.epoch, announcement.version)
+        assert name >= newest, f"{name} after {newest}: compaction would keep {name} alone"
+        newest = name
+        return send(log, announcement, timeout_s=timeout_s)
+
+    return announce
 
 
 def _poll(reader: Reader) -> list[Envelope]:

@@ -89,6 +89,14 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def check_tensors(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse, with ValueError, weights whose tensors differ in name or shape from the first ones."""
+    found = tensor_shapes(folder)
+    differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+    if differing:
+        raise ValueError(f"{len(differing)} tensors differ in name or shape from the first weights: {differing[:5]}")
+
+
 def check_request(request: GenerationRequest, max_model_len: int, vocab_size: int) -> None:
     """Refuse, with ValueError, a prompt that no engine could continue.
 

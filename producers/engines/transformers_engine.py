@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from infra.settings import RolloutTable
 from producers.engine import Generation, GenerationRequest
-from producers.engines import check_length, check_request, model_config, tensor_shapes
+from producers.engines import check_length, check_request, check_tensors, model_config, tensor_shapes
 from producers.tokenizer import eos_ids
 from schemas.errors import EngineError
 from schemas.records import Finish, Sampling, Version, VersionRun
@@ -181,7 +181,7 @@ class TransformersEngine:
         self._check_usable()
         self._usable = False  # half a copy cannot be undone
         try:
-            _check_tensors(self._tensors, tensor_shapes(folder))
+            check_tensors(folder, self._tensors)
             _copy_weights(self._model, folder)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise EngineError(
@@ -322,12 +322,6 @@ def _load_model(folder: Path, dtype: str) -> Any:
     if broken:  # transformers would fill in random numbers
         raise EngineError(f"the weights in {folder} do not fit its config.json: {broken}")
     return model
-
-
-def _check_tensors(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
-    differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-    if differing:
-        raise ValueError(f"{len(differing)} tensors differ in name or shape from the first weights: {differing[:5]}")
 
 
 def _copy_weights(model: Any, folder: Path) -> None:

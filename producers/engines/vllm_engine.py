@@ -19,7 +19,7 @@ import torch
 
 from infra.settings import RolloutTable
 from producers.engine import Generation, GenerationRequest
-from producers.engines import check_length, check_request, model_config, tensor_shapes
+from producers.engines import check_length, check_request, check_tensors, model_config, tensor_shapes
 from producers.tokenizer import eos_ids
 from schemas.errors import EngineError
 from schemas.records import Finish, Version, VersionRun
@@ -148,7 +148,7 @@ class VllmEngine:
         self._check_usable()
         self._usable = False  # vLLM cannot undo half a reload
         try:
-            self._check_tensors(folder)
+            check_tensors(folder, self._tensors)  # vLLM only logs a missing tensor, and keeps the old one
             self._reload(folder)
         except Exception as error:
             raise EngineError(
@@ -198,10 +198,14 @@ class VllmEngine:
             prompt = {
                 "type": "token",
                 "prompt_token_ids": list(request.prompt),
-                "cache_salt": str(self._version),  # else the prefix cache answers from older weights
+                "cache_salt": self._salt(),
             }
             self._engine.add_request(request.id, prompt, params)
             self._running.add(request.id)
+
+    def _salt(self) -> str:
+        """Without a salt of its own, a version is answered from a prefix cache that older weights filled."""
+        return str(self._version)
 
     def _finish(self, output: Any) -> Generation:
         completion = output.outputs[0]
@@ -220,17 +224,6 @@ class VllmEngine:
             finish=_FINISHES.get(completion.finish_reason, Finish.ABORT),
             old_kv=old_kv,
         )
-
-    def _check_tensors(self, folder: Path) -> None:
-        """vLLM only logs a tensor that is missing, and goes on with the old one."""
-        found = tensor_shapes(folder)
-        if found != self._tensors:
-            differing = sorted(
-                name for name in found.keys() | self._tensors.keys() if found.get(name) != self._tensors.get(name)
-            )
-            raise EngineError(
-                f"{len(differing)} tensors differ in name or shape from the first weights: {differing[:5]}"
-            )
 
     def _reload(self, folder: Path) -> None:
         with _quiet():

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+if __package__ in (None, ""):
+    sys.exit("run me as a module, from the folder tests: python -m bench NAME")
 
 from bench.harness import Bench
 

@@ -1,8 +1,8 @@
 """Bench `codec`: a trajectory's way to bytes and back, against Avro arrays, JSON and a plain copy of memory.
 
 Columns: token ids, loss mask, log-probs and versions alone, from numpy arrays (ours) or lists (the others) to bytes and
-back to the same. Record: the whole trajectory with its metadata, from a dataclass to bytes to a dataclass; both Avro
-sides treat the metadata alike, only the columns differ. One call = one encode and one decode.
+back to the same. Record: the whole trajectory with its metadata, from the dataclass to bytes and back to the dataclass; both Avro
+sides hold the columns in their own form, packed or as lists. One call = one encode and one decode.
 
 T = tokens of a sequence, S = sampled tokens of it.
 """
@@ -10,8 +10,9 @@ T = tokens of a sequence, S = sampled tokens of it.
 from __future__ import annotations
 
 import io
+import itertools
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import fastavro
@@ -30,11 +31,13 @@ from schemas.packing import (
     unpack_floats,
     unpack_ints,
 )
-from schemas.records import Role, Segment, Trajectory, VersionRun
-from schemas.wire import Shape, pack_versions, unpack_versions
+from schemas.records import Finish, Role, Sampling, Segment, Status, Trajectory, VersionRun
+from schemas.seeds import derive_seed
+from schemas.wire import BYTES, pack_segments, pack_versions, unpack_segments, unpack_versions
 from support.samples import trajectory
 
 TARGETS = {("columns", 512): 25.0, ("columns", 4096): 100.0, ("record", 512): 7.0, ("record", 4096): 40.0}
+NUM_RECORDS = 64
 NAMES = ("tokens", "loss_mask", "logprobs", "versions")
 
 
@@ -89,18 +92,13 @@ def column_sides(columns: Columns) -> list[Side]:
     lists = columns.lists()
     count = len(columns.tokens)
 
-    def pack() -> bytes:
-        return _write(
-            packed,
-            {
-                "tokens": pack_ints(columns.tokens),
-                "loss_mask": pack_bits(columns.loss_mask),
-                "logprobs": pack_floats(columns.logprobs),
-                "versions": pack_versions(columns.versions),
-            },
-        )
+    def write() -> bytes:
+        parts: list[bytes] = []
+        tokens, mask, logprobs = pack_ints(columns.tokens), pack_bits(columns.loss_mask), pack_floats(columns.logprobs)
+        BYTES.write((tokens, mask, logprobs, pack_versions(columns.versions)), parts.extend)
+        return b"".join(parts)
 
-    def unpack(data: bytes) -> object:
+    def read(data: bytes) -> object:
         datum = _read(packed, data)
         return (
             unpack_ints(datum["tokens"]),
@@ -113,7 +111,7 @@ def column_sides(columns: Columns) -> list[Side]:
         return pack_ints(lists["tokens"]), pack_bits(lists["loss_mask"]), pack_floats(lists["logprobs"])
 
     return [
-        Side("ours", lambda: unpack(pack()), len(pack())),
+        Side("ours", lambda: read(write()), len(write())),
         Side("avro arrays", lambda: _read(arrays, _write(arrays, lists)), len(_write(arrays, lists))),
         Side("json", lambda: json.loads(json.dumps(lists)), len(json.dumps(lists))),
         Side("memcpy", _copy(columns)),
@@ -122,29 +120,40 @@ def column_sides(columns: Columns) -> list[Side]:
 
 
 def record_sides(columns: Columns) -> list[Side]:
-    """The whole trajectory."""
-    record = make_record(columns)
-    arrays = _array_codec(record, columns)
-    document = {**_plain(record), **columns.lists()}
+    """The whole trajectory, of another group and index in every call."""
+    records = [make_record(columns, number) for number in range(NUM_RECORDS)]
+    rival = ArrayRecords(columns)
+    arrays = [rival.record(record) for record in records]
+    texts = [rival.plain(record) for record in arrays]
+    ours, packing, theirs = itertools.cycle(records), itertools.cycle(records), itertools.cycle(arrays)
+    plain = itertools.cycle(texts)
+    count = len(columns.tokens)
 
     def with_columns() -> object:
-        filled = replace(record, tokens=pack_ints(columns.tokens), loss_mask=pack_bits(columns.loss_mask))
+        tokens, mask, logprobs = pack_ints(columns.tokens), pack_bits(columns.loss_mask), pack_floats(columns.logprobs)
+        filled = replace(next(packing), tokens=tokens, loss_mask=mask, logprobs=logprobs)
         read = codec.decode(codec.encode(filled))
         assert isinstance(read, Trajectory)
-        return unpack_ints(read.tokens), unpack_bits(read.loss_mask, len(columns.tokens)), unpack_floats(read.logprobs)
+        return unpack_ints(read.tokens), unpack_bits(read.loss_mask, count), unpack_floats(read.logprobs)
 
     return [
-        Side("ours", lambda: codec.decode(codec.encode(record)), len(codec.encode(record))),
+        Side("ours", lambda: codec.decode(codec.encode(next(ours))), len(codec.encode(records[0]))),
         Side("ours, with replace, pack and unpack", with_columns),
-        Side("avro arrays", lambda: arrays.decode(arrays.encode()), len(arrays.encode())),
-        Side("json", lambda: json.loads(json.dumps(document)), len(json.dumps(document))),
+        Side("avro arrays", lambda: rival.decode(rival.encode(next(theirs))), len(rival.encode(arrays[0]))),
+        Side("json", lambda: json.loads(json.dumps(next(plain))), len(json.dumps(texts[0]))),
         Side("memcpy", _copy(columns)),
     ]
 
 
-def make_record(columns: Columns) -> Trajectory:
-    """The example trajectory with these columns in it."""
+def make_record(columns: Columns, number: int) -> Trajectory:
+    """The example trajectory with these columns in it, as member of group `number`."""
     return trajectory(
+        group=f"g{number:08d}",
+        index=number % 8,
+        item=1000 + number,
+        seed=derive_seed(0, "main", number),
+        first_request_time_ms=1_790_000_000_000 + 977 * number,
+        reward=number / NUM_RECORDS,
         tokens=pack_ints(columns.tokens),
         loss_mask=pack_bits(columns.loss_mask),
         logprobs=pack_floats(columns.logprobs),
@@ -153,36 +162,56 @@ def make_record(columns: Columns) -> Trajectory:
     )
 
 
+class ArrayRecords:
+    """The rival: the trajectory's own schema with its four columns as Avro arrays, and a record that holds lists.
+
+    Written as one writes it with fastavro and a dataclass: a dict of the fields there, the constructor back. It checks
+    nothing but what fastavro checks.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        tree = json.loads(codec.schema_text(Trajectory))
+        for field in tree["fields"]:
+            field["type"] = ARRAY_TYPES.get(field["name"], field["type"])
+        self.columns = columns
+        self.names = [field["name"] for field in tree["fields"]]
+        self.schema = fastavro.parse_schema(tree)
+
+    def record(self, record: Trajectory) -> Trajectory:
+        """The same record with lists in it."""
+        return replace(record, **self.columns.lists())  # type: ignore[arg-type]
+
+    def plain(self, record: Trajectory) -> dict[str, Any]:
+        """The record as a dict of lists, dicts and scalars."""
+        datum = {name: getattr(record, name) for name in self.names}
+        sampling = record.sampling
+        datum["sampling"] = {name: getattr(sampling, name) for name in sampling.__slots__}
+        datum["segments"] = record.segments
+        return datum
+
+    def encode(self, record: Trajectory) -> bytes:
+        """Record to bytes."""
+        datum = self.plain(record)
+        datum["segments"] = pack_segments(record.segments)
+        return _write(self.schema, datum)
+
+    def decode(self, data: bytes) -> Trajectory:
+        """Bytes to record."""
+        datum = _read(self.schema, data)
+        datum["sampling"] = Sampling(**datum["sampling"])
+        datum["status"] = Status(datum["status"])
+        datum["finish"] = Finish(datum["finish"])
+        datum["step_rewards"] = tuple(datum["step_rewards"])
+        datum["segments"] = unpack_segments(datum["segments"])
+        return Trajectory(**datum)
+
+
 ARRAY_TYPES: dict[str, Any] = {
     "tokens": {"type": "array", "items": "int"},
     "loss_mask": {"type": "array", "items": "boolean"},
     "logprobs": {"type": "array", "items": "float"},
     "versions": {"type": "array", "items": "int"},
 }
-
-
-class _array_codec:
-    """The trajectory's own schema with its four columns as Avro arrays, and the same handling of its metadata."""
-
-    def __init__(self, record: Trajectory, columns: Columns) -> None:
-        self.shape = Shape(Trajectory)
-        self.record = replace(record, tokens=b"", loss_mask=b"", logprobs=b"", versions=())
-        self.lists = columns.lists()
-        tree = json.loads(codec.schema_text(Trajectory))
-        for spec in tree["fields"]:
-            spec["type"] = ARRAY_TYPES.get(spec["name"], spec["type"])
-        self.schema = fastavro.parse_schema(tree)
-
-    def encode(self) -> bytes:
-        datum = self.shape.write(self.record)
-        datum.update(self.lists)
-        return _write(self.schema, datum)
-
-    def decode(self, data: bytes) -> object:
-        datum = _read(self.schema, data)
-        lists = {name: datum[name] for name in NAMES}
-        datum.update(tokens=b"", loss_mask=b"", logprobs=b"", versions=b"")
-        return self.shape.read(datum), lists
 
 
 def _schema(fields: dict[str, Any]) -> Any:
@@ -211,7 +240,3 @@ def _copy(columns: Columns) -> Any:
         back[:] = there
 
     return copy
-
-
-def _plain(record: Trajectory) -> dict[str, Any]:
-    return {name: value for name, value in asdict(record).items() if not isinstance(value, bytes)}

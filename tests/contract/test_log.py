@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from infra.kafka_log import KafkaLog
-from infra.log import Ack, Committed, Envelope, Place, Reader, TopicSpec
+from infra.log import Ack, Committed, Envelope, Log, Place, Reader, TopicSpec
 from infra.memory_log import MemoryLog
 from schemas.errors import (
     BrokerError,
@@ -22,7 +22,6 @@ from schemas.errors import (
 )
 
 LIMIT = 3 * 1024 * 1024
-Trim = Callable[[Place, int], None]
 
 
 @pytest.fixture(scope="module", params=["memory", pytest.param("kafka", marks=pytest.mark.broker)])
@@ -33,8 +32,9 @@ def log(request: pytest.FixtureRequest) -> Iterator[MemoryLog | KafkaLog]:
         made = MemoryLog(max_record_bytes=LIMIT)
     else:
         made = KafkaLog(request.getfixturevalue("bootstrap"), max_record_bytes=LIMIT, patience_s=20.0)
+    as_promised: Log = made  # the type checker compares both with the protocol
     yield made
-    made.close()
+    as_promised.close()
 
 
 @pytest.fixture
@@ -330,6 +330,11 @@ def test_topics_are_made_once_and_checked_afterwards(log: MemoryLog | KafkaLog) 
         log.create([TopicSpec(name, 3, {**config, "max.message.bytes": "200001"})])
     with pytest.raises(SettingError, match="CreateTime is needed"):
         log.create([TopicSpec(name, 3, {**config, "message.timestamp.type": "CreateTime"})])
+
+
+def test_a_topic_that_cannot_be_made_is_a_setting_error(log: MemoryLog | KafkaLog) -> None:
+    with pytest.raises(SettingError, match="cannot be made"):
+        log.create([TopicSpec(f"contract-{uuid.uuid4().hex[:10]}", 0)])
 
 
 def test_closing_is_idempotent_and_final(log: MemoryLog | KafkaLog, topic: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 from consumers.components import make_recipe
 from consumers.partitions import Partitions
 from consumers.pipeline import Route
-from infra.log import Bounds, Committed, Envelope, Pending, Place, TopicSpec
+from infra.log import Bounds, Committed, Envelope, Log, Pending, Place, TopicSpec
 from infra.memory_log import MemoryLog
 from schemas.codec import decode, encode
 from schemas.records import DeadLetter, Outcome, Status
@@ -85,7 +86,6 @@ def filled(events: list[Event], partitions: int = 1) -> MemoryLog:
     log = MemoryLog(clock_ms=clock)
     log.create([TopicSpec(SOURCE, partitions), TopicSpec(SAMPLES, partitions), TopicSpec(DEAD_LETTERS, 1)])
     append(log, events)
-    clock.now_ms += 10_000
     return log
 
 
@@ -108,7 +108,7 @@ def processor(
         advantage=advantage, group_filters=["zero-spread"], min_members=min_members, group_size=GROUP_SIZE
     )
     return Partitions(
-        log,
+        cast("Log", log),
         ROUTE, recipe, patience_s=5.0, commit_every_s=commit_every_s, max_tokens=4_000_000
     )  # fmt: skip
 

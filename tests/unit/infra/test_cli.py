@@ -195,7 +195,7 @@ def test_commands_hand_plain_values_to_their_modules(config: Path, monkeypatch: 
     settings = load(config, [], {}).settings
     assert audit == (run_commands.AUDIT, (settings,), {"policies": ["main"], "json_path": None})
     wanted = {"policy": "main", "into": "again", "advantage": "rloo", "steps": 3, "json_path": None}
-    assert replay == (run_commands.REPLAY, (settings,), wanted)
+    assert replay == (run_commands.REPLAY, (Path("offsetrl.toml"), []), wanted)
 
 
 def test_every_module_of_the_command_line_can_be_imported() -> None:

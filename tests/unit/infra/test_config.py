@@ -21,7 +21,7 @@ model = "models/tiny"
 learning_rate = 1e-6
 [policies.main.task]
 environment = "prompts"
-settings = { path = "data/prompts.jsonl", reward = "mine:reward" }
+settings = { file = "data/prompts.jsonl", reward = "mine:reward" }
 [policies.solver-2]
 model = "/models/other"
 [regions.east]
@@ -85,7 +85,7 @@ def test_relative_paths_start_at_the_file_whichever_layer_gives_them(config: Pat
     assert loaded.embedded.state == folder / "state"
     assert loaded.kafka.sasl_password_file == folder / "pw"
     assert loaded.policies["main"].task.settings == {
-        "path": str(folder / "data/prompts.jsonl"),
+        "file": str(folder / "data/prompts.jsonl"),
         "reward": "mine:reward",
     }
 

@@ -7,6 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infra.embedded import java, kafka_server, ports, process, s3_server
@@ -65,7 +66,12 @@ def archive(path: Path) -> Path:
 
 def test_jars_are_resolved_once(tmp_path: Path, maven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(java, "_resolve_kafka", lambda version: calls.append(version) or [archive(maven)])
+
+    def resolve(version: str) -> list[Path]:
+        calls.append(version)
+        return [archive(maven)]
+
+    monkeypatch.setattr(java, "_resolve_kafka", resolve)
     for _ in range(2):
         assert java.kafka_jars("4.2.2", tmp_path / "state") == [maven]
     assert calls == ["4.2.2"]
@@ -133,20 +139,17 @@ def test_a_broken_note_is_no_note(tmp_path: Path) -> None:
 
 
 def test_spawned_output_is_kept_and_no_child_is_left(tmp_path: Path) -> None:
-    import psutil
-
     pid = process.spawn(["sh", "-c", "echo said; echo also >&2; exec sleep 60"], tmp_path / "log")
     found = psutil.Process(pid)
     try:
+        while process.tail(tmp_path / "log") != "said\nalso":
+            assert found.is_running()
         assert pid not in [child.pid for child in psutil.Process().children(recursive=True)]
     finally:
         assert process.stop(found, 10)
-    assert process.tail(tmp_path / "log") == "said\nalso"
 
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    import psutil
-
     pid = process.spawn(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"], tmp_path / "log")
     while process.tail(tmp_path / "log") != "ready":
         assert psutil.pid_exists(pid)

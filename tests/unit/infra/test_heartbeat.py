@@ -13,7 +13,7 @@ from infra.daemon import Daemon
 from infra.heartbeat import Heart
 from infra.lifecycle import Stop
 from infra.log import Ack
-from infra.settings import PolicyTable, RolloutTable, RunTable, Settings
+from infra.settings import DispatchTable, PolicyTable, RolloutTable, RunTable, Settings
 from schemas.codec import decode
 from schemas.errors import BrokerError, SendFailed
 from schemas.records import Heartbeat, State
@@ -65,8 +65,10 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
 
 
 def heart(broker: Any, every_s: float = 1000.0) -> Heart:
-    table = PolicyTable(model=Path("m"), rollout=RolloutTable(heartbeat_s=1.0)).model_copy(
-        update={"rollout": RolloutTable(heartbeat_s=every_s)}
+    table = PolicyTable(
+        model=Path("m"),
+        rollout=RolloutTable(heartbeat_s=every_s),
+        dispatch=DispatchTable(heartbeat_timeout_s=2 * every_s),
     )
     settings = Settings(run=RunTable(name="demo"), policies={"main": table})
     return Heart(Daemon(settings, "main", "w0", "east", broker, broker, Stop()), "rollout")
@@ -77,6 +79,14 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.005)
+
+
+def beating_until(mine: Heart, condition: Callable[[], object]) -> None:
+    def turn() -> object:
+        mine.beat()
+        return condition()
+
+    until(turn)
 
 
 def test_a_heartbeat_says_who_where_and_with_what(broker: Broker) -> None:
@@ -127,16 +137,16 @@ def test_it_is_sent_at_most_once_per_interval_unless_the_state_changes(broker: B
 def test_a_broker_that_is_away_is_tried_again_with_a_fresh_writer(broker: Broker) -> None:
     broker.fails = BrokerError("away")
     mine = heart(broker, every_s=0.001)
-    until(lambda: (mine.beat(), broker.writers >= 3)[1])
+    beating_until(mine, lambda: broker.writers >= 3)
     broker.fails = None
-    until(lambda: (mine.beat(), broker.sent)[1])
+    beating_until(mine, lambda: broker.sent)
     writers = broker.writers
     broker.fails = SendFailed("lost")
-    until(lambda: (mine.beat(), broker.writers > writers + 1)[1])
+    beating_until(mine, lambda: broker.writers > writers + 1)
     assert broker.closed >= 1
     broker.fails = None
     sent = len(broker.sent)
-    until(lambda: (mine.beat(), len(broker.sent) > sent)[1])
+    beating_until(mine, lambda: len(broker.sent) > sent)
     mine.close()
 
 
@@ -147,11 +157,12 @@ def test_a_broker_that_hangs_holds_nobody_up_and_the_newest_report_counts(broker
         mine.beat(running=number)
         if number == 0:
             until(lambda: broker.writers)
+    mine.beat(State.DRAINING, running=9999)
     assert not broker.sent
     broker.hang.set()
     until(lambda: len(broker.sent) >= 2)
     mine.close()
-    assert [record.running for *_, record in broker.sent[:2]] == [0, 1999]
+    assert [record.running for *_, record in broker.sent[:2]] == [0, 9999]
 
 
 def test_closing_waits_only_a_little(broker: Broker) -> None:

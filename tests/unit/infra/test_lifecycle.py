@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from infra import lifecycle, logs
-from infra.daemon import Daemon, Options, choose_policy, edge, main, resolve
+from infra.daemon import Daemon, choose_policy, edge, resolve
 from infra.lifecycle import Exit, Stop, exit_code, one_home
 from infra.secrecy import redact
 from infra.settings import PolicyTable, Settings
@@ -112,6 +112,29 @@ def test_the_second_signal_aborts(number: signal.Signals) -> None:
         assert process.stdout.read() == "aborting\n"
 
 
+STUCK = """
+import signal, time
+from infra.lifecycle import Stop
+Stop().install()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the kernel must give it to another thread
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_main_thread_that_never_comes_back_is_aborted_all_the_same() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(30) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+
+
 def test_all_rooms_live_in_one_home() -> None:
     one_home()
 
@@ -180,19 +203,6 @@ def test_a_daemon_knows_its_own_table() -> None:
     given = settings("main")
     daemon = Daemon(given, "main", "w0", "", None, None, Stop())  # type: ignore[arg-type]
     assert daemon.table is given.policies["main"]
-
-
-def test_bad_settings_end_a_daemon_before_its_module_is_imported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        code = main("nowhere.at_all:run", "train", Options(config=tmp_path / "absent.toml"))
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert code == Exit.SETTING
-    assert "there is no settings file" in capsys.readouterr().err
 
 
 def test_logs_are_json_lines_without_secrets() -> None:

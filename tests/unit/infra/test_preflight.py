@@ -110,7 +110,7 @@ def test_only_the_roles_that_need_it_look_at_model_and_task(tmp_path: Path, mode
 def test_a_broken_line_of_a_prompt_file_is_named(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "1+1="}) + "\n{broken\n")
-    task = TaskTable(environment="prompts", settings={"path": str(prompts), "reward": "operator:eq"})
+    task = TaskTable(environment="prompts", settings={"file": str(prompts), "reward": "operator:eq"})
     with pytest.raises(SettingError, match=r"policies\.main\.task: .*\b2\b"):
         preflight.check_task(PolicyTable(model=tmp_path, task=task), 0, "main")
 

@@ -44,17 +44,14 @@ def _no_orphans() -> Iterator[None]:
     """Whatever the tests start is gone when they end."""
     before = set(psutil.pids())
     yield
-    me = os.getuid()
-    marks = ("time.sleep(600)", "reaper.py")
 
     def left() -> list[int]:
-        found = []
-        for process in psutil.process_iter(["pid", "cmdline", "uids"]):
-            line = " ".join(process.info["cmdline"] or ())
-            mine = process.info["uids"] is not None and process.info["uids"].real == me
-            if process.pid not in before and mine and any(mark in line for mark in marks):
+        """Children of ours, and what runs our sleeping programs under whatever parent."""
+        found = [child.pid for child in psutil.Process().children(recursive=True)]
+        for process in psutil.process_iter(["cmdline"]):
+            if "time.sleep(600)" in " ".join(process.info["cmdline"] or ()):
                 found.append(process.pid)
-        return found
+        return [pid for pid in found if pid not in before]
 
     until(lambda: not left())
 
@@ -236,13 +233,15 @@ def test_children_and_their_helpers_never_outlive_the_supervisor(
         assert line, process.stderr.read()
         pids = [int(word) for word in line.split()]
         assert len(pids) == 3
-        for number in signals:
-            process.send_signal(number)
-            if len(signals) > 1 and number is signals[0]:
-                assert process.stdout.readline() == "stopping\n"
-                signals = signals[1:]
-        assert process.wait(LIMIT_S) != 0
-        until(lambda: all(map(gone, pids)))
+        try:
+            for turn, number in enumerate(signals):
+                if turn:
+                    assert process.stdout.readline() == "stopping\n"
+                process.send_signal(number)
+            assert process.wait(LIMIT_S) != 0
+            until(lambda: all(map(gone, pids)))
+        finally:
+            process.kill()
 
 
 def test_a_daemon_dies_with_its_supervisor_even_without_the_reaper(tmp_path: Path) -> None:
