@@ -30,9 +30,9 @@ def create(
     folder: Path,
     *,
     alphabet: str,
-    layers: int = 4,
-    hidden: int = 96,
-    heads: int = 3,
+    layers: int = 2,
+    hidden: int = 128,
+    heads: int = 4,
     kv_heads: int | None = None,
     intermediate: int | None = None,
     max_positions: int = 256,
@@ -42,6 +42,8 @@ def create(
     seed: int = 0,
 ) -> None:
     """Write a model of about 0.3 M parameters (by default) into a new or empty folder.
+
+    Two wide layers learn short tasks sooner than four narrow ones of the same size, and run faster.
 
     `kv_heads` defaults to `heads`, `intermediate` to twice `hidden`, `init_std` to half of hidden ** -0.5. The same arguments give the same weights. Raises
     SettingError, before anything is written, for a folder that is not empty and for sizes that no engine would load.

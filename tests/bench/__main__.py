@@ -8,9 +8,6 @@ from __future__ import annotations
 import importlib
 import sys
 
-if __package__ in (None, ""):
-    sys.exit("run me as a module, from the folder tests: python -m bench NAME")
-
 from bench.harness import Bench
 
 BENCHES = {"codec": "bench.codec"}
@@ -22,6 +19,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in BENCHES:
         print(f"asked for {' '.join(arguments) or 'nothing'}; benches: {', '.join(sorted(BENCHES))}", file=sys.stderr)
         return 2
+    tests = Path(__file__).parents[1]
+    sys.path[:0] = [str(tests.parent), str(tests)]  # so that it runs from any folder, installed or not
     bench = Bench(arguments[0])
     importlib.import_module(BENCHES[arguments[0]]).run(bench)
     print(bench.table())

@@ -26,9 +26,13 @@ def _root() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="offsetrl-models-")
 
 
-@functools.cache
 def model_folder(seed: int = 0, *, tie: bool = True, layers: int = 2) -> Path:
     """Folder of a model with random weights, over ALPHABET."""
+    return _made(seed, tie, layers)
+
+
+@functools.cache
+def _made(seed: int, tie: bool, layers: int) -> Path:
     folder = Path(_root().name) / f"{'tied' if tie else 'untied'}-{layers}-{seed}"
     create(folder, alphabet=ALPHABET, layers=layers, hidden=64, heads=2, max_positions=POSITIONS, tie=tie, seed=seed)
     return folder

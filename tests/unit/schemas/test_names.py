@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given
@@ -34,10 +35,10 @@ def test_good_names_are_given_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_names_are_refused_with_what_is_allowed(name: str) -> None:
-    with pytest.raises(SettingError, match="policy name .* is not allowed: use 1 to 63 of") as caught:
+    with pytest.raises(SettingError, match="is not allowed: use 1 to 63 of") as caught:
         check_name("policy", name)
     assert repr(name) in str(caught.value)
-    for make in (
+    makers: list[Callable[[], str]] = [
         lambda: topic("demo", name, "samples"),
         lambda: topic(name, "main", "samples"),
         lambda: control_topic(name),
@@ -45,7 +46,8 @@ def test_bad_names_are_refused_with_what_is_allowed(name: str) -> None:
         lambda: manifest_key("demo", name, 1, 1),
         lambda: commit_group("demo", "main", name),
         lambda: blob_key(name, "main", "0" * 64),
-    ):
+    ]
+    for make in makers:
         with pytest.raises(SettingError):
             make()
 

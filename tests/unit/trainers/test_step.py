@@ -1,0 +1,167 @@
+"""A step does not depend on how it was cut up, changes nothing when it must not, and repeats bit for bit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from support.models import model_folder
+from support.training import make_row, make_stepper, random_rows
+from trainers.batching import pad
+from trainers.model import load_policy, token_logprobs, weights_digest
+from trainers.step import Stepper
+
+pytestmark = pytest.mark.model
+
+
+def digest(stepper: Stepper) -> str:
+    return weights_digest(stepper.model)
+
+
+def gradients(**how: Any) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """Adam's first moment after one step is the gradient times 1 - beta1: what the step's gradient really was."""
+    stepper = make_stepper(max_grad_norm=1e9, betas=(0.0, 0.99), **how)
+    metrics = stepper.execute(random_rows(12), step=0, seed=0).as_dict()
+    return [value for name, value in stepper.tensors()["optimizer"].items() if name.endswith(".exp_avg")], metrics
+
+
+@pytest.mark.parametrize("loss", ["ppo-clip", "reinforce"])
+@pytest.mark.parametrize("reduction", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_micro_batches_change_neither_loss_nor_gradient(loss: str, reduction: str) -> None:
+    given: dict[str, Any] = {"loss": loss, "reduction": reduction}
+    if reduction == "seq-mean-token-sum-norm":
+        given["settings"] = {reduction: {"horizon": 16}}
+    whole, of_whole = gradients(micro_batch_tokens=10_000, **given)
+    for budget in (60, 1):
+        cut, of_cut = gradients(micro_batch_tokens=budget, **given)
+        assert len(whole) == len(cut) > 10
+        for a, b in zip(whole, cut, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+        assert of_cut == pytest.approx(of_whole, rel=1e-3, abs=1e-5)
+
+
+def test_the_gradient_is_that_of_the_formula() -> None:
+    """Autograd over the formula, written out over single rows, against what the step gave to Adam."""
+    rows = random_rows(12)
+    model = load_policy(model_folder())
+    num_tokens = sum(row.num_trainable for row in rows)
+    total = torch.zeros(())
+    for row in rows:
+        logprobs_T = token_logprobs(model, pad([row]))[0]
+        for t in range(len(row.tokens_T)):
+            if row.mask_T[t]:
+                weight = min(math.exp(logprobs_T[t].item() - float(row.behaviour_T[t])), 2.0)
+                total = total - weight * row.advantage * logprobs_T[t] / num_tokens
+    expected = torch.autograd.grad(total, [p for p in model.parameters()])
+    found, _ = gradients()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+def test_rows_without_anything_trainable_change_nothing() -> None:
+    rows = random_rows(6)
+    without, with_them = make_stepper(micro_batch_tokens=40), make_stepper(micro_batch_tokens=40)
+    without.execute(rows, step=0, seed=0)
+    with_them.execute([*rows, *[make_row([3, 4, 5], [0, 0, 0])] * 20], step=0, seed=0)
+    assert digest(without) == digest(with_them)
+
+
+def test_nothing_trainable_at_all_skips_the_update() -> None:
+    stepper = make_stepper()
+    before = digest(stepper)
+    metrics = stepper.execute([make_row([3, 4], [0, 0])], step=0, seed=0)
+    assert (metrics.updates_skipped, metrics.loss, digest(stepper)) == (1, 0.0, before)
+
+
+@pytest.mark.parametrize("poison", [math.nan, -100.0, math.inf])
+def test_a_masked_tokens_log_prob_reaches_neither_figures_nor_weights(poison: float) -> None:
+    rows = random_rows(4)
+    poisoned = random_rows(4)
+    for row in poisoned:
+        row.behaviour_T[~row.mask_T] = poison
+    clean, other = make_stepper(), make_stepper()
+    assert clean.execute(rows, step=0, seed=0) == other.execute(poisoned, step=0, seed=0)
+    assert digest(clean) == digest(other)
+
+
+def test_a_behaviour_log_prob_far_off_is_bounded() -> None:
+    stepper = make_stepper()
+    metrics = stepper.execute([make_row([3, 4, 5], [0, 1, 1], behaviour=-100.0)], step=0, seed=0).as_dict()
+    assert metrics["truncated"] == 1 and metrics["lag_max"] == 20
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_a_gradient_that_is_not_finite_skips_the_update_and_is_counted() -> None:
+    stepper = make_stepper()
+    before = digest(stepper)
+    metrics = stepper.execute([make_row([3, 4, 5], [0, 1, 1], advantage=math.inf)], step=0, seed=0)
+    assert metrics.updates_skipped == 1
+    assert digest(stepper) == before
+    assert stepper.execute(random_rows(4), step=1, seed=0).updates_skipped == 0
+    assert digest(stepper) != before
+
+
+def test_learning_rate_zero_changes_not_one_bit() -> None:
+    stepper = make_stepper(learning_rate=0.0, weight_decay=1.0)
+    with torch.no_grad():
+        next(stepper.model.parameters()).view(-1)[:8] = -0.0
+    before = digest(stepper)
+    stepper.execute(random_rows(8), step=0, seed=0)
+    assert digest(stepper) == before
+
+
+def test_one_update_takes_its_own_log_probs_as_proximal() -> None:
+    metrics = make_stepper().execute(random_rows(8), step=0, seed=0).as_dict()
+    assert metrics["ratio"] == 1.0 and metrics["clipped_high"] == metrics["clipped_low"] == 0
+
+
+def test_several_updates_share_one_proximal_and_use_each_row_once() -> None:
+    rows = random_rows(12)
+    metrics = make_stepper(updates_per_step=3, learning_rate=1e-2).execute(rows, step=0, seed=0).as_dict()
+    assert metrics["updates"] == 3
+    assert metrics["tokens"] == sum(row.num_trainable for row in rows)
+    assert metrics["ratio"] != 1.0  # the later updates move away from the weights that the step began with
+
+
+def test_the_seed_deals_the_rows_and_the_same_seed_repeats_the_step() -> None:
+    digests = []
+    for seed in (5, 5, 6):
+        stepper = make_stepper(updates_per_step=3)
+        stepper.execute(random_rows(12), step=0, seed=seed)
+        digests.append(digest(stepper))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_step_pushes_good_tokens_up_and_bad_ones_down() -> None:
+    rows = [make_row([3, 4, 5, 6], [0, 0, 1, 1], advantage=1.0), make_row([3, 4, 9, 9], [0, 0, 1, 1], advantage=-1.0)]
+    stepper = make_stepper(correction="none")
+    before = token_logprobs(stepper.model, pad(rows)).detach().sum(dim=1)
+    for step in range(5):
+        stepper.execute(rows, step=step, seed=0)
+    after = token_logprobs(stepper.model, pad(rows)).detach().sum(dim=1)
+    assert after[0] > before[0] + 0.1 and after[1] < before[1] - 0.1
+
+
+def test_figures_of_a_known_step() -> None:
+    """One token at log-prob l, sampled at l + ln 2: w = 1/2."""
+    folder = model_folder()
+    row = make_row([3, 4, 5], [0, 1, 0])
+    logprob = token_logprobs(load_policy(folder), pad([row]))[0, 1].item()
+    row.behaviour_T[1] = logprob + math.log(2)
+    found = make_stepper(folder).execute([row], step=0, seed=0).as_dict()
+    assert found["lag_mean"] == pytest.approx(math.log(2), rel=1e-4)
+    assert found["lag_kl"] == pytest.approx(0.5 - 1 + math.log(2), rel=1e-3)
+    assert found["ess"] == pytest.approx(1.0)
+    assert found["entropy"] == pytest.approx(-logprob, rel=1e-5)
+    assert found["loss"] == pytest.approx(-0.5, rel=1e-4)
+    assert (found["tokens"], found["tokens_total"], found["rows"], found["reward_mean"]) == (1, 3, 1, 0.5)
+
+
+def test_bfloat16_weights_are_trained_with_float32_log_probs() -> None:
+    stepper = make_stepper()
+    stepper.model.to(torch.bfloat16)
+    metrics = stepper.execute(random_rows(4), step=0, seed=0)
+    assert math.isfinite(metrics.loss) and metrics.updates_skipped == 0
