@@ -22,7 +22,7 @@ from infra.log import Envelope, Place
 from infra.ownership import read_record
 from infra.weights.follower import FetchedWeights, Follower
 from producers.engine import Engine, GenerationRequest
-from producers.engines import make_engine
+from producers.engines import make_engine, warm_up
 from producers.environments import make_environment
 from producers.episode import Episode, WorkerInfo
 from producers.outbox import Outbox
@@ -48,6 +48,7 @@ def run(daemon: Daemon) -> int:
     root = daemon.settings.run.folder / daemon.settings.run.name / daemon.policy / "weights" / daemon.name
     follower = Follower(daemon.log, daemon.store, daemon.settings.run.name, daemon.policy, root, poll_s=0.2)
     try:
+        warm_up(daemon.table.rollout.engine)  # imports while the first weights are on their way
         first = follower.wait_first(_FIRST_WEIGHTS_S, daemon.stop)
         if first is not None:
             worker = RolloutWorker(daemon, heart, follower, first)

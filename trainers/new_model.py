@@ -45,8 +45,9 @@ def create(
 
     Two wide layers learn short tasks sooner than four narrow ones of the same size, and run faster.
 
-    `kv_heads` defaults to `heads`, `intermediate` to twice `hidden`, `init_std` to half of hidden ** -0.5. The same arguments give the same weights. Raises
-    SettingError, before anything is written, for a folder that is not empty and for sizes that no engine would load.
+    `kv_heads` defaults to `heads`, `intermediate` to twice `hidden`, `init_std` to half of hidden ** -0.5. The same
+    arguments give the same weights. Raises SettingError, before anything is written, for a folder that is not empty and
+    for sizes that no engine would load.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     intermediate = 2 * hidden if intermediate is None else intermediate

@@ -1,6 +1,6 @@
 """Reductions: how per-token losses become one number, as a coefficient per token. Pure.
 
-Every reduction divides by counts of the WHOLE step, never of a micro-batch or a rank, so a step does not depend on how
+Every reduction divides by counts of the WHOLE step, never of a micro-batch, so a step does not depend on how
 it was cut up. The loss of a step is the sum over all its micro-batches of sum(coefficient * x).
 
 | name | value | source |
@@ -28,7 +28,7 @@ REDUCTIONS: Mapping[str, str] = {
 
 
 class Totals(NamedTuple):
-    """Counts of the whole step, over all micro-batches and ranks."""
+    """Counts of one whole update (with one update per step: of the step), over all its micro-batches."""
 
     tokens: int
     """N: trainable tokens."""

@@ -7,8 +7,8 @@
 One update per step: lp is l without its gradient, exactly, so no forward pass is spent on it. Several: the rows are
 dealt at random into as many parts, and lp comes from one pass over all of them before the first update.
 
-Denominators count the whole update, so micro-batches and ranks do not change a step. What is random is drawn from
-torch's own generator, seeded by the step's seed: a step is a function of weights, optimiser, plan and rows.
+Denominators count the whole update, so micro-batches do not change a step. What is random is drawn from torch's own
+generator, seeded by the step's seed: a step is a function of weights, optimiser, plan and rows. One process so far.
 Shapes: B = rows of a micro-batch, T = positions.
 """
 
@@ -23,7 +23,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.optim import Optimizer
 
-from schemas.errors import WeightsError
+from schemas.errors import SettingError, WeightsError
 from trainers.batching import MicroBatch, Row, micro_batches
 from trainers.components import Algorithms
 from trainers.corrections import CorrectionInputs
@@ -67,6 +67,11 @@ class Stepper:
         self._algorithms, self._how = algorithms, how
         self._accelerator = accelerator or Accelerator()
         assert self._accelerator.gradient_accumulation_steps == 1  # accelerate would divide the loss once more
+        if self._accelerator.num_processes != 1:
+            raise SettingError(
+                f"{self._accelerator.num_processes} training processes were started; a policy is trained by one: "
+                "start it without a launcher"
+            )
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=how.learning_rate, betas=how.betas, weight_decay=how.weight_decay, fused=True
         )
@@ -140,12 +145,11 @@ class Stepper:
             )
         )
         per_token_BT = torch.where(mask_BT, loss.per_token_BT * correction.weights_BT.detach(), 0.0)
-        total = (self._algorithms.reduction(mask_BT, totals) * per_token_BT).sum()
+        total: Tensor = (self._algorithms.reduction(mask_BT, totals) * per_token_BT).sum()
         figures.add_tokens(
             mask_BT, logprobs_BT.detach(), log_weight_BT, total.detach(), {**loss.figures_BT, **correction.figures_BT}
         )
-        part: Tensor = total * self._accelerator.num_processes  # averaging gradients over ranks divides by it again
-        return part
+        return total
 
     def tensors(self) -> Tensors:
         """Everything that the next step depends on, to be saved; live tensors, not copies."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -46,7 +48,18 @@ def finish(body: Callable[[], int]) -> None:
     """Run a command's body at the edge and end with its exit code."""
     from infra.daemon import edge
 
-    raise typer.Exit(edge(body))
+    raise typer.Exit(edge(lambda: _into_closed_pipes(body)))
+
+
+def _into_closed_pipes(body: Callable[[], int]) -> int:
+    """A reader that has seen enough, such as `head`, is no error."""
+    try:
+        code = body()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        return 0
 
 
 def call(target: str, *arguments: Any, **options: Any) -> int:

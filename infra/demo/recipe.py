@@ -33,11 +33,11 @@ def choose_engine(engine: str) -> str:
     return engine
 
 
-def policy_table(model: Path, engine: str, steps: int, place: int) -> dict[str, Any]:
+def policy_table(model: str, engine: str, steps: int, place: int) -> dict[str, Any]:
     """Settings of one policy. The second and later ones differ in task size, estimator and pace."""
     own = place == 0
     return {
-        "model": str(model),
+        "model": model,
         "task": {"environment": "sort-digits", "settings": {"digits": 4 if own else 3}},
         "sampling": {"temperature": 1.0, "max_tokens": 6},
         "dispatch": {
@@ -68,10 +68,10 @@ def write(folder: Path, *, run: str, engine: str, policies: int, steps: int, see
     check_name("run", run)
     names = POLICY_NAMES[:policies]
     data = {
-        "run": {"name": run, "seed": seed, "folder": str(folder / "runs"), "partitions": 2, "inboxes": 4},
-        "embedded": {"state": str(folder / "state")},
+        "run": {"name": run, "seed": seed, "folder": "runs", "partitions": 2, "inboxes": 4},
+        "embedded": {"state": "state"},
         "policies": {
-            name: policy_table(folder / "models" / name, engine, steps, place) for place, name in enumerate(names)
+            name: policy_table(f"models/{name}", engine, steps, place) for place, name in enumerate(names)
         },
     }
     path = folder / f"{run}.toml"

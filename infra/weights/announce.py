@@ -79,12 +79,16 @@ def fold_all(run: str, policy: str, records: Iterable[Record]) -> Heads:
 
 
 def _claimed(heads: Heads, claim: Claim) -> Heads:
-    if claim.epoch < heads.epoch or (claim.epoch == heads.epoch and heads.nonce not in ("", claim.nonce)):
+    """The head is what the claim says: an announcement that it does not name was void, or is given up by it."""
+    own = heads.head is not None and heads.head.name.epoch == claim.epoch  # repeated after its owner has announced
+    if claim.epoch < heads.epoch or own or (claim.epoch == heads.epoch and heads.nonce not in ("", claim.nonce)):
         return heads
-    head = _newer(heads, Version(claim.head_epoch, claim.head_version), "")
-    own = head is not None and head.name.epoch == claim.epoch  # a repeated claim after its owner has announced
-    inherited = heads.inherited if own else (head.name if head else None)
-    return replace(heads, epoch=claim.epoch, nonce=claim.nonce, inherited=inherited, head=head)
+    name = Version(claim.head_epoch, claim.head_version)
+    if name.version < 0:
+        return Heads(heads.run, heads.policy, claim.epoch, claim.nonce)
+    key = manifest_key(heads.run, heads.policy, name.epoch, name.version)
+    head = heads.head if heads.head and heads.head.name == name else Head(name, key)
+    return replace(heads, epoch=claim.epoch, nonce=claim.nonce, inherited=name, head=head)
 
 
 def _announced(heads: Heads, said: Announcement) -> Heads:
@@ -93,31 +97,29 @@ def _announced(heads: Heads, said: Announcement) -> Heads:
     if said.epoch > heads.epoch:
         # Its claim was compacted away, and with it the word that what stands before may be void: so that is forgotten.
         heads = Heads(heads.run, heads.policy, said.epoch, said.nonce)
-    return replace(heads, head=_newer(heads, Version(said.epoch, said.version), said.manifest_digest))
+    if heads.head is not None and said.version <= heads.head.name.version:
+        return heads
+    key = manifest_key(heads.run, heads.policy, said.epoch, said.version)
+    return replace(heads, head=Head(Version(said.epoch, said.version), key, said.manifest_digest))
 
 
-def _newer(heads: Heads, name: Version, digest: str) -> Head | None:
-    """The head after hearing of `name`: it must have a higher version number, or add a digest that was not known."""
-    head = heads.head
-    named = head is not None and head.name == name and not head.digest
-    if name.version < 0 or (head is not None and name.version <= head.name.version and not named):
-        return head
-    return Head(name, manifest_key(heads.run, heads.policy, name.epoch, name.version), digest)
+def read_heads(log: Log, run: str, policy: str, *, timeout_s: float, end: int | None = None) -> Heads:
+    """Everything on the topic below offset `end`, or up to its present end.
 
-
-def read_heads(log: Log, run: str, policy: str, *, timeout_s: float) -> Heads:
-    """Everything on the topic up to its present end. Raises BrokerError, or DeadlineExceeded naming how far it came."""
+    Raises BrokerError, or DeadlineExceeded naming how far it came.
+    """
     place = Place(topic(run, policy, "weights"), 0)
     bounds, limit, heads = log.bounds(place.topic)[0], time.monotonic() + timeout_s, Heads(run, policy)
+    end = bounds.end if end is None else end
     reader = log.reader({place: bounds.start})
     try:
-        while reader.position(place) < bounds.end:
+        while reader.position(place) < end:
             if time.monotonic() > limit:
                 raise DeadlineExceeded(
-                    f"reading {place.topic}[0] up to offset {bounds.end} took longer than {timeout_s} s; "
+                    f"reading {place.topic}[0] up to offset {end} took longer than {timeout_s} s; "
                     f"it came to {reader.position(place)}"
                 )
-            heads = fold_envelopes(heads, _poll(reader))
+            heads = fold_envelopes(heads, (envelope for envelope in _poll(reader) if envelope.offset < end))
     finally:
         reader.close()
     return heads
@@ -136,23 +138,27 @@ def fold_envelopes(heads: Heads, envelopes: Iterable[Envelope]) -> Heads:
 def take_over(log: Log, claim: Claim, *, timeout_s: float) -> Heads:
     """Write a trainer's claim into `weights` with the head that it really inherits; returns what is known then.
 
-    To be called once, after the epoch was won on `steps` and before anything is announced under it. An announcement
-    of the owner before may arrive between reading and writing: then the claim is written once more. The next version
-    must be above `heads.head`. Raises Superseded, SendFailed, BrokerError, DeadlineExceeded.
+    To be called once, after the epoch was won on `steps` and before anything is announced under it. The owner before
+    may announce between reading and writing: what stands before the claim is inherited, so it is written once more.
+    The next version must be above `heads.head`. Raises Superseded, SendFailed, BrokerError, DeadlineExceeded.
     """
+    before = read_heads(log, claim.run, claim.policy, timeout_s=timeout_s)
+    written = _write_claim(log, claim, before, timeout_s)
+    named, before = before.head, read_heads(log, claim.run, claim.policy, timeout_s=timeout_s, end=written.offset)
+    if named != before.head:
+        _write_claim(log, claim, before, timeout_s)
     heads = read_heads(log, claim.run, claim.policy, timeout_s=timeout_s)
-    while True:
-        said = heads.head.name if heads.head else Version(0, -1)
-        claim = replace(claim, head_epoch=said.epoch, head_version=said.version)
-        send(log, claim, timeout_s=timeout_s)
-        heads = read_heads(log, claim.run, claim.policy, timeout_s=timeout_s)
-        if (heads.epoch, heads.nonce) != (claim.epoch, claim.nonce):
-            raise Superseded(
-                f"{topic(claim.run, claim.policy, 'weights')}: epoch {claim.epoch} ({claim.nonce}) was claimed, but "
-                f"epoch {heads.epoch} ({heads.nonce}) owns it; a newer trainer runs, so this one must end"
-            )
-        if (heads.head.name if heads.head else Version(0, -1)) == said:
-            return heads
+    if (heads.epoch, heads.nonce) != (claim.epoch, claim.nonce):
+        raise Superseded(
+            f"{topic(claim.run, claim.policy, 'weights')}: epoch {claim.epoch} ({claim.nonce}) was claimed, but "
+            f"epoch {heads.epoch} ({heads.nonce}) owns it; a newer trainer runs, so this one must end"
+        )
+    return heads
+
+
+def _write_claim(log: Log, claim: Claim, before: Heads, timeout_s: float) -> Ack:
+    name = before.head.name if before.head else Version(0, -1)
+    return send(log, replace(claim, head_epoch=name.epoch, head_version=name.version), timeout_s=timeout_s)
 
 
 def send(log: Log, record: Claim | Announcement, *, timeout_s: float) -> Ack:

@@ -7,6 +7,7 @@ as `package.module:name`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -53,6 +54,13 @@ def make_engine(name: str, *, folder: Path, version: Version, table: RolloutTabl
     settings = components.check_settings("engine", name, make, table.engine_settings)
     engine: Engine = make(folder, version, table, **settings)
     return engine
+
+
+def warm_up(name: str) -> None:
+    """Import what the engine will need, which takes seconds: to be done while weights are still on their way."""
+    if name in available():
+        module = importlib.import_module(ENGINES[name].partition(":")[0])
+        getattr(module, "warm_up", lambda: None)()
 
 
 def model_config(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Loads safetensors only and runs no code from the folder.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import warnings
@@ -234,12 +235,30 @@ class VllmEngine:
             raise EngineError("the caches could not be cleared")
 
 
-def _start(arguments: dict[str, Any], threads: int, kv_cache_bytes: int) -> tuple[bool, Any]:
-    """Whether vLLM runs on the CPU, and its engine."""
+def warm_up() -> None:
+    """Import vLLM, with the surroundings that it is started in."""
+    _set_environment()
+    import vllm.v1.engine.llm_engine  # noqa: F401
+
+
+def _set_environment() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its warnings then go where ours go
-    preload, set_num_threads = os.environ.get("LD_PRELOAD"), torch.set_num_threads
+
+
+def warm_up() -> None:
+    """Import vLLM and what it imports when it starts."""
+    with _quiet():
+        if _import_vllm():
+            importlib.import_module("vllm.v1.worker.cpu_worker")
+
+
+def _import_vllm() -> bool:
+    """Import vLLM, set up for one quiet process; whether it runs on the CPU."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its warnings then go where ours go
     from vllm.platforms import current_platform
 
     on_cpu = bool(current_platform.is_cpu())
@@ -247,6 +266,15 @@ def _start(arguments: dict[str, Any], threads: int, kv_cache_bytes: int) -> tupl
         # One line of the sampler is compiled by default, with a C++ compiler, for many seconds, on the first token.
         # vLLM compiles nothing else here, and the line is as fast without.
         torch._dynamo.config.disable = True
+    importlib.import_module("vllm.v1.engine.llm_engine")
+    return on_cpu
+
+
+def _start(arguments: dict[str, Any], threads: int, kv_cache_bytes: int) -> tuple[bool, Any]:
+    """Whether vLLM runs on the CPU, and its engine."""
+    on_cpu = _import_vllm()
+    preload, set_num_threads = os.environ.get("LD_PRELOAD"), torch.set_num_threads
+    if on_cpu:
         arguments["enforce_eager"] = True
         if threads:
             torch.set_num_threads(threads)

@@ -80,11 +80,15 @@ class Bench:
             self._engine = None
 
 
-SCRIPTED = pytest.param(("scripted", True), id="scripted")
-WITH_WEIGHTS = [
-    pytest.param((name, tie), id=f"{name}-{'tied' if tie else 'untied'}", marks=pytest.mark.model)
-    for name in ("transformers", "vllm")
-    for tie in (True, False)
+KINDS = [("scripted", True), ("transformers", True), ("transformers", False), ("vllm", True), ("vllm", False)]
+
+
+def marks_of(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    return () if name == "scripted" else (pytest.mark.model,)
+
+
+CASES = [
+    pytest.param((name, tie), id=f"{name}-{'tied' if tie else 'untied'}", marks=marks_of(name)) for name, tie in KINDS
 ]
 
 
@@ -95,8 +99,8 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     bench.close()
 
 
-every_engine = pytest.mark.parametrize("bench", [SCRIPTED, *WITH_WEIGHTS], indirect=True, scope="module")
-with_weights = pytest.mark.parametrize("bench", WITH_WEIGHTS, indirect=True, scope="module")
+every_engine = pytest.mark.parametrize("bench", CASES, indirect=True, scope="module")
+with_weights = pytest.mark.parametrize("bench", CASES[1:], indirect=True, scope="module")
 
 
 def prompt_of(length: int, start: int = 0) -> list[int]:
@@ -375,13 +379,26 @@ def nothing_there(source: Path, target: Path) -> None:
     target.rmdir()
 
 
-@every_engine
-@pytest.mark.parametrize("break_it", [nothing_there, truncated, one_tensor_missing, another_shape])
-def test_broken_weights_end_the_engine(
-    bench: Bench, break_it: Callable[[Path, Path], None], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if bench.name == "scripted" and break_it is not nothing_there:
-        break_it = nothing_there  # it reads no weights
+BREAKAGES = {
+    "scripted": [nothing_there],
+    "transformers": [nothing_there, truncated, one_tensor_missing, another_shape],
+    "vllm": [truncated],  # it starts anew after each
+}
+
+
+@pytest.mark.parametrize(
+    ("bench", "break_it"),
+    [
+        pytest.param(
+            (name, tie), break_it, id=f"{name}-{'tied' if tie else 'untied'}-{break_it.__name__}", marks=marks_of(name)
+        )
+        for name, tie in KINDS
+        for break_it in BREAKAGES[name]
+    ],
+    indirect=["bench"],
+    scope="module",
+)
+def test_broken_weights_end_the_engine(bench: Bench, break_it: Callable[[Path, Path], None], tmp_path: Path) -> None:
     target = tmp_path / "broken"
     target.mkdir()
     break_it(bench.folder, target)

@@ -201,3 +201,17 @@ def test_commands_hand_plain_values_to_their_modules(config: Path, monkeypatch: 
 def test_every_module_of_the_command_line_can_be_imported() -> None:
     for path in (ROOT / "infra" / "cli").glob("*.py"):
         importlib.import_module(f"infra.cli.{path.stem}")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(config: Path) -> None:
+    command = [sys.executable, "-m", "infra.cli.main", "config", "schema"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=config.parent,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(30)) == (b"", 0)

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from infra import provision
+from infra import provision, wiring
 from infra.log import Bounds, TopicSpec
 from infra.provision import OVERHEAD_BYTES, topic_specs
 from infra.settings import KafkaTable, PolicyTable, RunTable, Settings
 from schemas.errors import SettingError
+from schemas.records import Record
 
 
 class Topics:
@@ -139,3 +141,22 @@ def test_other_partitions_are_named(log: Any) -> None:
     log.change("demo.main.samples", partitions=4)
     (found,) = provision.differences(log, settings())
     assert "has 4 partitions, must have 3" in found and "run.partitions = 4" in found
+
+
+@pytest.mark.broker
+def test_a_real_broker_takes_the_topics_as_they_must_be(bootstrap: str) -> None:
+    given = Settings(
+        run=RunTable(name=f"provision-{secrets.token_hex(4)}", partitions=1, inboxes=2),
+        kafka=KafkaTable(bootstrap_servers=bootstrap),
+        policies={"main": PolicyTable(model=Path("m"))},
+    )
+    real = wiring.open_log(given, client_id="test")
+    try:
+        provision.ensure(real, given)
+        assert provision.provision(real, given) == [] and provision.missing(real, given) == []
+        assert provision.publish_schemas(real, given) == 0
+        assert real.bounds(f"{given.run.name}.schemas")[0].end == len(get_args(Record))
+        other = given.model_copy(update={"kafka": KafkaTable(bootstrap_servers=bootstrap, max_record_bytes=2**26)})
+        assert len(provision.differences(real, other)) == 10
+    finally:
+        real.close()

@@ -73,6 +73,8 @@ def test_what_is_void(records: list[Record], head: Version | None) -> None:
 def test_one_version_has_one_content_and_a_claim_lacks_only_the_digest() -> None:
     heads = fold_all(RUN, POLICY, [claim(1), said(1, 2), said(1, 2, digest="other")])
     assert heads.head is not None and heads.head.digest == "d1-2"
+    heads = fold_all(RUN, POLICY, [said(1, 2), said(1, 3), claim(2, head=Version(1, 2))])
+    assert heads.head is not None and heads.head.name == Version(1, 2)
     heads = fold_all(RUN, POLICY, [said(1, 2), claim(2, head=Version(1, 2))])
     assert heads.head is not None and heads.head.digest == "d1-2"
     heads = fold_all(RUN, POLICY, [claim(2, head=Version(1, 2))])
@@ -100,10 +102,12 @@ def histories(draw: st.DrawFn) -> list[Record]:
     for _ in range(draw(st.integers(1, 14))):
         owner = fold_all(RUN, POLICY, records)
         version = owner.head.name.version if owner.head else -1
-        what = draw(st.sampled_from(["claim", "publish", "publish", "zombie", "repeat"]))
+        what = draw(st.sampled_from(["claim", "publish", "publish", "zombie", "repeat", "reclaim"]))
         if what == "claim" or epoch == 0:
             epoch += draw(st.integers(1, 2))
             records += [claim(epoch, head=owner.head.name if owner.head else None)] * draw(repeats)
+        elif what == "reclaim" and not (owner.head and owner.head.name.epoch == epoch):
+            records.append(claim(epoch, head=owner.inherited))
         elif what == "publish":
             records += [said(epoch, version + draw(st.integers(1, 3)))] * draw(repeats)
         elif what == "zombie" and epoch > 1:

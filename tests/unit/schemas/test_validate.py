@@ -92,7 +92,8 @@ def test_a_reward_that_is_no_finite_number_is_refused(reward: float) -> None:
     assert refusal(trajectory(reward=reward)).reason == DeadReason.INVALID
     assert refusal(trajectory(reward_parts={"digits": reward})).reason == DeadReason.INVALID
     assert refusal(trajectory(step_rewards=(0.0, reward))).reason == DeadReason.INVALID
-    assert refusal(outcome(members=(member(reward=reward),))).reason == DeadReason.INVALID
+    for changes in ({"reward": reward}, {"reward_parts": {"digits": reward}}, {"step_rewards": (0.0, reward)}):
+        assert refusal(outcome(members=(member(**changes),))).reason == DeadReason.INVALID
 
 
 def test_an_attempt_that_failed_before_its_first_token_is_sound() -> None:
@@ -124,6 +125,7 @@ def test_a_mask_of_another_length_is_refused() -> None:
 
 WRONG: dict[str, dict[str, Any]] = {
     "tokens cut": {"tokens": pack_ints([5, 260, 151643, 7, 8, 9, 2])[:-1]},
+    "tokens and a byte": {"tokens": pack_ints([5, 260, 151643, 7, 8, 9, 2]) + b"\x00"},
     "tokens short": {"tokens": pack_ints([5, 260, 151643, 7, 8, 9])},
     "token negative": {"tokens": pack_ints([5, 260, -1, 7, 8, 9, 2])},
     "logprobs short": {"logprobs": pack_floats([-0.5, -1.25])},
@@ -230,6 +232,7 @@ def stripped() -> Member:
         ({"previous": -2}, "previous"),
         ({"previous": 121}, "closing_offset"),
         ({"group": ""}, "group"),
+        ({"group_size": 0, "disposition": "empty", "members": ()}, "group_size"),
     ],
 )
 def test_an_outcome_that_contradicts_itself_is_refused(changes: dict[str, Any], word: str) -> None:
