@@ -20,6 +20,7 @@ $(VENV)/.ready: $(PINS)/all-cpu.txt $(PINS)/bootstrap.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(PINS)/bootstrap.txt
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync --quiet --require-hashes --allow-empty-requirements $(PINS)/all-cpu.txt
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/offsetrl up --fetch --set embedded.state=demo/state
 	@touch $@
 
 demo: setup     ## the whole loop on real parts, from nothing to a rising reward curve (ARGS='--policies 2')

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Iterable, Mapping, NamedTuple, Protocol
-
+from typing import NamedTuple, Protocol
 
 CORRUPT_HEADER = "offsetrl-corrupt"
 """Header of a record whose batch fails its checksum; it holds the value's bytes as found (empty: not even those)."""

@@ -21,6 +21,7 @@ class MemoryStore:
         """Keys in the order in which they were stored."""
         self.gets: list[str] = []
         """Keys in the order in which they were read."""
+        self.num_lists = 0
         self.on_get: Callable[[str, bytes], bytes] | None = None
         """Changes what a reader gets, as a faulty network would."""
 
@@ -68,6 +69,7 @@ class MemoryStore:
         check_prefix(prefix)
         self._maybe_fail(f"list {prefix}")
         with self._lock:
+            self.num_lists += 1
             found = [ObjectInfo(key, len(data)) for key, data in self._objects.items() if key.startswith(prefix)]
         return iter(sorted(found))
 

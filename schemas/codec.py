@@ -129,6 +129,8 @@ def decode(data: bytes | None) -> Record:
     body.seek(HEADER_BYTES)
     try:
         record = form.shape.read(fastavro.schemaless_reader(body, schema.parsed, reader))
+        if reader is not None:  # a foreign schema can make fastavro give values of types that ours never does
+            form.shape.write(record, [].extend)
     except Exception as error:  # hostile bytes make fastavro raise nearly anything
         raise RecordError(DeadReason.UNDECODABLE, f"{form.cls.__name__}: {type(error).__name__}: {error}") from error
     if body.tell() != len(data):

@@ -27,7 +27,7 @@ class VersionRun(NamedTuple):
 
     epoch: int
     version: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
 
 
 class Role(enum.StrEnum):
@@ -69,7 +69,7 @@ class Segment(NamedTuple):
     """`count` consecutive tokens of one role."""
 
     role: Role
-    count: int
+    count: int  # type: ignore[assignment]  # as above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

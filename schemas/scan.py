@@ -23,7 +23,7 @@ _FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 def scanner(schema: Any) -> Scan:
     """Lint a schema (as JSON gives it) and compile its scan. Raises RecordError for one that must not be used."""
-    walk, _ = _compile(schema, {}, "", 0)
+    walk, _ = _compile(schema, 0)
 
     def scan(data: bytes, start: int, max_items: int) -> None:
         end = walk(data, start, [max_items, max_items])
@@ -53,27 +53,25 @@ def _skip(data: bytes, at: int, size: int) -> int:
     return at + size
 
 
-def _compile(schema: Any, names: dict[str, int | None], space: str, depth: int) -> tuple[_Walk, int]:
+def _compile(schema: Any, depth: int) -> tuple[_Walk, int]:
     """The walk of a schema and the least number of bytes that a value of it takes."""
     if depth > MAX_DEPTH:
         raise _refused(f"it is nested more than {MAX_DEPTH} deep")
     if isinstance(schema, list):
-        return _union([_compile(branch, names, space, depth + 1)[0] for branch in schema])
+        return _union([_compile(branch, depth + 1)[0] for branch in schema])
     if isinstance(schema, str):
         return _primitive(schema)
     kind = schema["type"]
     if not isinstance(kind, str):
-        return _compile(kind, names, space, depth + 1)
+        return _compile(kind, depth + 1)
     if kind in ("array", "map"):
-        return _blocks(
-            *_compile(schema["items" if kind == "array" else "values"], names, space, depth + 1), kind == "map"
-        )
+        return _blocks(*_compile(schema["items" if kind == "array" else "values"], depth + 1), kind == "map")
     if kind == "enum":
         return _index(len(schema["symbols"])), 1
     if kind == "fixed":
         return _sized(int(schema["size"]))
     if kind == "record":
-        return _record([_compile(field["type"], names, space, depth + 1) for field in schema["fields"]])
+        return _record([_compile(field["type"], depth + 1) for field in schema["fields"]])
     return _primitive(kind)
 
 

@@ -33,6 +33,9 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where settings, model, servers' data, logs and report go.")] = Path(
         "demo"
     ),
+    stall_s: Annotated[
+        float, typer.Option(min=1, help="Give up after so long without a step or a version, seconds.")
+    ] = 120.0,
     overrides: Sets = [],  # noqa: B006
     verbose: Verbose = 0,
     quiet: Quiet = False,
@@ -50,6 +53,7 @@ def demo(
             steps=steps,
             folder=folder,
             json_path=json_file,
+            stall_s=stall_s,
         )
 
     options.finish(body)

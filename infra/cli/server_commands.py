@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,13 +23,25 @@ def add(app: typer.Typer) -> None:
         app.command(rich_help_panel=PANEL)(command)
 
 
-def up(config: Config = None, overrides: Sets = [], as_json: Json = False) -> None:  # noqa: B006
+def up(
+    config: Config = None,
+    overrides: Sets = [],  # noqa: B006
+    as_json: Json = False,
+    fetch: Annotated[bool, typer.Option("--fetch", help="Only fetch what the servers are made of, and stop.")] = False,
+) -> None:
     """Start the embedded broker and object store, unless the settings name others; print how to reach them."""
 
     def body() -> int:
         from infra.wiring import endpoints
 
-        found = endpoints(options.load(config, overrides, needed=False).settings, start=True)
+        settings = options.load(config, overrides, needed=False).settings
+        if fetch:
+            from infra.embedded import java
+
+            jars = java.kafka_jars(settings.embedded.kafka_version, settings.embedded.state)
+            typer.echo(f"{len(jars)} jars of the broker, {java.s3proxy_jar(settings.embedded.state).name}")
+            return 0
+        found = endpoints(settings, start=True)
         if as_json:
             typer.echo(json.dumps({"bootstrap_servers": found.bootstrap_servers, "s3_url": found.s3_url}))
             return 0

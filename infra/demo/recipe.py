@@ -70,9 +70,7 @@ def write(folder: Path, *, run: str, engine: str, policies: int, steps: int, see
     data = {
         "run": {"name": run, "seed": seed, "folder": "runs", "partitions": 2, "inboxes": 4},
         "embedded": {"state": "state"},
-        "policies": {
-            name: policy_table(f"models/{name}", engine, steps, place) for place, name in enumerate(names)
-        },
+        "policies": {name: policy_table(f"models/{name}", engine, steps, place) for place, name in enumerate(names)},
     }
     path = folder / f"{run}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)

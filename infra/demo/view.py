@@ -50,7 +50,11 @@ class View:
         """A line that stays on the screen."""
         self._phase = text
         self._console.print(
-            f"{time.monotonic() - self._started:6.1f} s  {text}", style=style, markup=False, highlight=False, soft_wrap=True
+            f"{time.monotonic() - self._started:6.1f} s  {text}",
+            style=style,
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
 
     def show(self, policies: Mapping[str, PolicyProgress], restarts: Mapping[str, int]) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +48,20 @@ def make_engine(name: str, *, folder: Path, version: Version, table: RolloutTabl
     Raises SettingError, before anything is loaded, for an unknown name or setting, a missing package, or a folder
     without a model; EngineError when the engine does not start.
     """
-    if name in _NEEDS and not _installed(_NEEDS[name][0]):
-        package, remedy = _NEEDS[name]
-        raise SettingError(f"engine {name!r} needs the package {package!r}, which is not installed: install {remedy}")
-    make = components.load("engine", name, ENGINES)
+    make = _maker(name)
     settings = components.check_settings("engine", name, make, table.engine_settings)
     engine: Engine = make(folder, version, table, **settings)
     return engine
 
 
 def warm_up(name: str) -> None:
-    """Import what the engine will need, which takes seconds: to be done while weights are still on their way."""
-    if name in available():
-        module = importlib.import_module(ENGINES[name].partition(":")[0])
-        getattr(module, "warm_up", lambda: None)()
+    """Import what an engine will need, which takes seconds: to be done while weights are still on their way.
+
+    An engine's module may have a function `warm_up` for what it imports lazily. Raises SettingError like `make_engine`.
+    """
+    prepare = getattr(sys.modules[_maker(name).__module__], "warm_up", None)
+    if prepare is not None:
+        prepare()
 
 
 def model_config(folder: Path) -> dict[str, Any]:
@@ -122,6 +123,13 @@ def check_request(request: GenerationRequest, max_model_len: int, vocab_size: in
         )
     if min(request.prompt) < 0 or max(request.prompt) >= vocab_size:
         raise ValueError(f"request {request.id!r}: a prompt token is not within 0 to {vocab_size - 1}")
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    if name in _NEEDS and not _installed(_NEEDS[name][0]):
+        package, remedy = _NEEDS[name]
+        raise SettingError(f"engine {name!r} needs the package {package!r}, which is not installed: install {remedy}")
+    return components.load("engine", name, ENGINES)
 
 
 def _installed(package: str) -> bool:

@@ -236,18 +236,6 @@ class VllmEngine:
 
 
 def warm_up() -> None:
-    """Import vLLM, with the surroundings that it is started in."""
-    _set_environment()
-    import vllm.v1.engine.llm_engine  # noqa: F401
-
-
-def _set_environment() -> None:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its warnings then go where ours go
-
-
-def warm_up() -> None:
     """Import vLLM and what it imports when it starts."""
     with _quiet():
         if _import_vllm():

@@ -10,8 +10,9 @@ Any error or revocation: throw the state away and assign again.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, Iterable, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from schemas.records import Outcome
 from schemas.rules.chain import NONE, Chain, ReadBack

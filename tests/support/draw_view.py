@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 from pathlib import Path
 
 from rich.console import Console
@@ -23,7 +24,7 @@ from infra.ownership import read_record
 from infra.settings import Settings
 from schemas.names import control_topic, topic
 
-WIDTH = 132
+WIDTH = 120
 
 
 def progress_at(log: Log, settings: Settings, policy: str, step: int) -> tuple[PolicyProgress, float]:
@@ -53,7 +54,9 @@ def draw(log: Log, settings: Settings, step: int) -> str:
     title = f"OffsetRL demo · run {settings.run.name} · engine {engine}"
     elapsed_s = max(elapsed for _, elapsed in views.values())
     console.print(picture(title, elapsed_s, {name: found for name, (found, _) in views.items()}, {}))
-    return console.export_svg(title="offsetrl demo", font_aspect_ratio=0.61)
+    drawn = console.export_svg(title="offsetrl demo", font_aspect_ratio=0.61)
+    # The fonts that rich links to lie elsewhere; a picture must stand alone.
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
 
 
 def main() -> None:

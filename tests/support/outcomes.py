@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from schemas.records import KEPT, Member, Outcome, Status, VersionRun
 

@@ -174,23 +174,30 @@ def test_taking_over_carries_the_head_on(log: MemoryLog) -> None:
         take_over(log, claim(2, nonce="late"), timeout_s=5)
 
 
-def test_a_word_in_the_last_moment_is_inherited_too(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old owner announces between the new one's look and its claim."""
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_word_in_the_last_moment_is_inherited_and_one_after_it_is_not(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch, in_time: bool
+) -> None:
+    """The old owner announces between the new one's look and its claim, or just after that claim."""
     take_over(log, claim(1), timeout_s=5)
     announcer(log, timeout_s=5)(said(1, 0))
     send, late = announce.send, [said(1, 1)]
 
     def send_late(log: MemoryLog, record: Claim | Announcement, *, timeout_s: float) -> object:
+        if late and in_time:
+            send(log, late.pop(), timeout_s=timeout_s)
+        ack = send(log, record, timeout_s=timeout_s)
         if late:
             send(log, late.pop(), timeout_s=timeout_s)
-        return send(log, record, timeout_s=timeout_s)
+        return ack
 
     monkeypatch.setattr(announce, "send", send_late)
     heads = take_over(log, claim(2), timeout_s=5)
-    assert heads.head is not None and heads.head.name == Version(1, 1) == heads.inherited
-    assert log.bounds(TOPIC)[0].end == 5
+    assert heads.head is not None and heads.head.name == heads.inherited == Version(1, 1 if in_time else 0)
+    assert log.bounds(TOPIC)[0].end == (5 if in_time else 4)
+    monkeypatch.undo()
     announcer(log, timeout_s=5)(said(1, 2))
-    assert read_heads(log, RUN, POLICY, timeout_s=5) == heads
+    assert read_heads(log, RUN, POLICY, timeout_s=5).head == heads.head
 
 
 def test_an_owner_that_would_go_back_is_stopped(log: MemoryLog) -> None:

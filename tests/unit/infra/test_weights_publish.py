@@ -239,10 +239,12 @@ def test_a_fetch_that_was_cut_goes_on(tmp_path: Path) -> None:
     part = tmp_path / ".part-1-1"
     (part / "model-00009-of-00009.safetensors").write_bytes(b"from elsewhere")
     (part / "config.json.tmp").write_bytes(b"half")
+    (part / "config.json").write_bytes(model(1)["config.json"].upper())
     store.gets.clear()
     folder = fetch(store, manifest, manifest.digest, tmp_path)
     assert 0 < len(store.gets) < len(manifest.files)
     assert {path.name for path in folder.iterdir()} == {*model(1, 3), INDEX_NAME, MANIFEST_NAME}
+    assert (folder / "config.json").read_bytes() == model(1)["config.json"]
     assert not part.exists()
 
 

@@ -48,6 +48,16 @@ def test_names_and_settings_are_checked(name: str, settings: dict[str, object], 
         make_engine(name, folder=model_folder(), version=V0, table=RolloutTable(engine_settings=settings))
 
 
+def test_warming_up_checks_the_name_and_calls_the_engines_own_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingError, match="did you mean 'scripted'"):
+        engines.warm_up("script")
+    called = []
+    engines.warm_up("scripted")  # has none of its own
+    monkeypatch.setattr("producers.engines.scripted_engine.warm_up", lambda: called.append(True), raising=False)
+    engines.warm_up("scripted")
+    assert called == [True]
+
+
 @pytest.mark.parametrize(("name", "extra"), [("vllm", "rollout-cpu"), ("transformers", r"rollout\]")])
 def test_a_missing_package_is_met_with_the_extra_to_install(
     name: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

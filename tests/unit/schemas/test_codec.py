@@ -391,6 +391,19 @@ def test_a_field_without_default_that_its_writer_lacks_is_refused_by_name() -> N
     assert "reason" in error.detail
 
 
+def test_another_writers_types_never_come_through() -> None:
+    instant = {"name": "partition", "type": {"type": "long", "logicalType": "timestamp-millis"}}
+    assert decode(write_as(other_writer(Close, partition=instant), EXAMPLES[Close])) == EXAMPLES[Close]
+    amount = {"name": "reason", "type": {"type": "bytes", "logicalType": "decimal", "precision": 3}}
+    error = refusal(write_as(other_writer(Close, reason=amount), EXAMPLES[Close], reason=b"\x01"))
+    assert error.reason == DeadReason.UNDECODABLE and "reason" in error.detail
+
+
+def test_a_narrower_number_is_widened() -> None:
+    text = other_writer(Close, partition={"name": "partition", "type": "int"})
+    assert decode(write_as(text, EXAMPLES[Close])) == EXAMPLES[Close]
+
+
 def test_registering_twice_is_nothing() -> None:
     text = other_writer(Close, twice={"name": "twice", "type": "long"})
     assert register_writer(text) == register_writer(text) != fingerprint(Close)

@@ -21,7 +21,7 @@ SIZE, LIFETIME_MS = 3, 40_000
 class Entry(NamedTuple):
     kind: str
     group: int
-    index: int
+    member: int
     issued_ms: int
     time_ms: int
 
@@ -93,14 +93,14 @@ class Processor:
         entry = self.log[offset]
         if entry.kind == "c":
             due = self.state.close(f"g{entry.group}", offset=offset, time_ms=entry.time_ms)
-            if due is None and self.bug == "ghost-close":
-                return None if offset <= self.state.last else self._ghost(entry, offset)
+            if due is None and self.bug == "ghost-close" and offset > self.state.last:
+                self._ghost(entry, offset)
             return due
         lifetime = 10**9 if self.bug == "no-lifetime" else LIFETIME_MS
         _, due = self.state.add(
             f"g{entry.group}",
             size=SIZE,
-            index=entry.index,
+            index=entry.member,
             offset=offset,
             time_ms=entry.time_ms,
             first_request_time_ms=entry.issued_ms,

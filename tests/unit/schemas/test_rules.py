@@ -194,7 +194,7 @@ class Simulation:
                         max_age=0,
                         seed=0,
                         config_digest="",
-                    )  # fmt: skip
+                    )
                 )
             else:
                 self.append(
