@@ -18,7 +18,7 @@ $(VENV)/.ready: $(PINS)/all-cpu.txt $(PINS)/bootstrap.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || { echo "OffsetRL needs Python 3.11 to 3.14; $(PYTHON) is $$($(PYTHON) --version). Name another: make PYTHON=python3.12 ..." >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: install your system's python3-venv package" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(PINS)/bootstrap.txt
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync --quiet --require-hashes --allow-empty-requirements $(PINS)/all-cpu.txt
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip sync --quiet --compile-bytecode --require-hashes --allow-empty-requirements $(PINS)/all-cpu.txt
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/offsetrl up --fetch --set embedded.state=demo/state
 	@touch $@

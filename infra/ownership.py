@@ -15,7 +15,7 @@ from schemas.errors import DeadlineExceeded, RecordError, Superseded
 from schemas.records import Claim, Record
 from schemas.rules.claims import Claims
 
-Handle = Callable[[Envelope, Record], None]
+_ROUNDS = 8
 
 
 def read_record(envelope: Envelope) -> Record | None:
@@ -58,24 +58,26 @@ class Ownership:
         self.role, self.run, self.policy = role, run, policy
         self.places = tuple(places)
         self._claims = {place: Claims() for place in self.places}
+        self._floor = 0
         self.epoch, self.nonce = 0, ""
 
     def saw(self, envelope: Envelope, claim: Claim) -> None:
         """Fold a claim. Raises Superseded when it takes a partition that this process owns."""
-        claims = self._claims.get(envelope.place)
-        if claims is None or claim.role != self.role:
-            return
-        owned = self.nonce and claims.owns(self.epoch, self.nonce)
-        if claims.claim(claim.epoch, claim.nonce) and owned and not claims.owns(self.epoch, self.nonce):
-            raise Superseded(
-                f"{self.role} of {self.run}.{self.policy} with epoch {self.epoch} is superseded by epoch {claim.epoch} "
-                f"in {envelope.topic}[{envelope.partition}] at offset {envelope.offset}: this process ends, the newer one goes on"
-            )
+        if claim.role == self.role:
+            self._fold(envelope, claim.epoch, claim.nonce)
 
-    def counts(self, place: Place, epoch: int, nonce: str) -> bool:
-        """Whether a record read now at this place, written under (epoch, nonce), counts."""
-        claims = self._claims.get(place)
+    def proves(self, envelope: Envelope, epoch: int, nonce: str) -> bool:
+        """Whether a record of an owner's, written under (epoch, nonce), counts where it stands.
+
+        Only owners write, so it proves its own claim where retention has removed that one. Raises Superseded.
+        """
+        self._fold(envelope, epoch, nonce)
+        claims = self._claims.get(envelope.place)
         return claims is not None and claims.owns(epoch, nonce)
+
+    def heard(self, epoch: int) -> None:
+        """This epoch was claimed, as a record elsewhere says: the next claim must be above it."""
+        self._floor = max(self._floor, epoch)
 
     @property
     def claimed_before(self) -> bool:
@@ -83,11 +85,31 @@ class Ownership:
         return any(claims.epoch for claims in self._claims.values())
 
     def claim(self, log: Log, reader: Reader, handle: Callable[[Envelope], None], timeout_s: float) -> Claim:
-        """Catch up, append a claim everywhere, read up to it. `handle` must call `saw` for claims. Raises Superseded."""
+        """Catch up, append a claim everywhere, read up to it. `handle` must call `saw` for claims. Raises Superseded.
+
+        Two that claim at once may win some partitions each. The first partition decides: who lost it ends, and who won
+        it claims once more with a higher epoch, so that one of them is left.
+        """
         catch_up(log, reader, self.places, handle, timeout_s)
-        epoch = max(claims.next_epoch for claims in self._claims.values())
-        nonce = secrets.token_hex(8)
-        record = Claim(run=self.run, policy=self.policy, role=self.role, epoch=epoch, nonce=nonce)
+        for _ in range(_ROUNDS):
+            record = self._append(log, timeout_s)
+            catch_up(log, reader, self.places, handle, timeout_s)
+            lost = [place for place, claims in self._claims.items() if not claims.owns(record.epoch, record.nonce)]
+            if not lost:
+                self.epoch, self.nonce = record.epoch, record.nonce
+                return record
+            if lost[0] == self.places[0]:
+                break
+        raise Superseded(
+            f"{self.role} of {self.run}.{self.policy}: another process claimed {lost[0].topic}[{lost[0].partition}] "
+            f"at the same time (epoch {record.epoch}); this one ends"
+        )
+
+    def _append(self, log: Log, timeout_s: float) -> Claim:
+        epoch = max(self._floor + 1, *(claims.next_epoch for claims in self._claims.values()))
+        record = Claim(
+            run=self.run, policy=self.policy, role=self.role, epoch=epoch, nonce=secrets.token_hex(8)
+        )
         writer = log.writer()
         try:
             for place in self.places:
@@ -95,12 +117,15 @@ class Ownership:
             writer.flush(timeout_s)
         finally:
             writer.close()
-        catch_up(log, reader, self.places, handle, timeout_s)
-        lost = [place for place, claims in self._claims.items() if not claims.owns(epoch, nonce)]
-        if lost:
-            raise Superseded(
-                f"{self.role} of {self.run}.{self.policy}: another process claimed {lost[0].topic}[{lost[0].partition}] "
-                f"at the same time (epoch {epoch}); this one ends"
-            )
-        self.epoch, self.nonce = epoch, nonce
         return record
+
+    def _fold(self, envelope: Envelope, epoch: int, nonce: str) -> None:
+        claims = self._claims.get(envelope.place)
+        if claims is None:
+            return
+        owned = self.nonce and claims.owns(self.epoch, self.nonce)
+        if claims.claim(epoch, nonce) and owned:
+            raise Superseded(
+                f"{self.role} of {self.run}.{self.policy} with epoch {self.epoch} is superseded by epoch {epoch} "
+                f"in {envelope.topic}[{envelope.partition}] at offset {envelope.offset}: this process ends, the newer one goes on"
+            )

@@ -23,6 +23,8 @@ class Worker:
     inbox: int
     capacity: int
     seen_s: float
+    seen_ms: int = 0
+    """Append time of its newest heartbeat."""
     outstanding: int = 0
     """Members asked of it and not arrived."""
 
@@ -66,6 +68,20 @@ class Group:
         """Indices never asked for: a dispatcher died between two writes."""
         return [index for index in range(self.group_size) if index not in self.asked]
 
+    @property
+    def opened(self) -> bool:
+        """Whether a member stands on the log, so that the group needs an end there."""
+        return any(asked.arrived for asked in self.asked.values())
+
+
+@dataclass(slots=True)
+class Stray:
+    """Members of a group that no valid request is known for: asked for by a superseded dispatcher, or read too early."""
+
+    partition: int
+    indices: set[int] = field(default_factory=set)
+    closing: bool = False
+
 
 def group_name(number: int) -> str:
     """Group id of a running number."""
@@ -107,6 +123,8 @@ class DispatchState:
         """(partition, closing offset) of kept outcomes that no plan has named."""
         self.workers: dict[str, Worker] = {}
         """By session."""
+        self.strays: dict[str, Stray] = {}
+        """Open groups that were never validly asked for, by name."""
         self.next_number = 0
         self.kept = self.dropped = self.void_groups = 0
         self._chains = {partition: Chain() for partition in range(partitions)}
@@ -115,26 +133,36 @@ class DispatchState:
 
     # What the log says ---------------------------------------------------------------------------------------------
 
+    def saw_time(self, time_ms: int) -> None:
+        """Some record was appended at `time_ms`."""
+        self._newest_ms = max(self._newest_ms, time_ms)
+
     def saw_request(self, request: Request, time_ms: int, now_s: float) -> None:
         """A request of a valid dispatcher, appended at `time_ms`."""
         self._number(request.group)
-        self._newest_ms = max(self._newest_ms, time_ms)
-        if request.group in self._closed:
-            return
         number = group_number(request.group)
-        if number is None:
+        if request.group in self._closed or number is None:
             return
         group = self.groups.setdefault(request.group, Group(number, request.group_size))
         group.min_version = max(group.min_version, request.min_version)
         first = request.first_request_time_ms or time_ms
         known = group.asked.get(request.index)
         if known is None:
-            group.asked[request.index] = Asked(request.attempt, request.session, first, now_s, now_s)
+            known = group.asked[request.index] = Asked(request.attempt, request.session, first, now_s, now_s)
         elif not known.arrived and request.attempt >= known.attempt:
             known.attempt, known.session, known.asked_s = request.attempt, request.session, now_s
+        # Topics are read in no order between them: its trajectory may have been read before the request.
+        if stray := self.strays.get(request.group):
+            known.arrived |= request.index in stray.indices
+            group.closing |= stray.closing
+            stray.indices.discard(request.index)
+            if not stray.indices:
+                del self.strays[request.group]
 
     def caught_up(self, now_s: float) -> None:
-        """History is read: set each member's age by append times, and count again what is outstanding."""
+        """History is read: set ages of members and workers by append times, and count again what is outstanding."""
+        for worker in self.workers.values():
+            worker.seen_s = now_s - max(0.0, (self._newest_ms - worker.seen_ms) / 1000)
         for group in self.groups.values():
             for asked in group.asked.values():
                 asked.first_s = now_s - max(0.0, (self._newest_ms - asked.first_request_time_ms) / 1000)
@@ -153,28 +181,41 @@ class DispatchState:
     def saw_trajectory(self, trajectory: Trajectory, time_ms: int) -> None:
         """A finished, valid attempt stands on the log, appended at `time_ms`; one that is late by itself opens nothing."""
         self._number(trajectory.group)
-        self._newest_ms = max(self._newest_ms, time_ms)
-        if time_ms > trajectory.first_request_time_ms + trajectory.lifetime_ms:
+        if time_ms > trajectory.first_request_time_ms + trajectory.lifetime_ms or trajectory.group in self._closed:
             return
         group = self.groups.get(trajectory.group)
         asked = group.asked.get(trajectory.index) if group else None
-        if asked and not asked.arrived:
+        if asked is None:
+            stray = self.strays.setdefault(trajectory.group, Stray(trajectory.partition))
+            stray.indices.add(trajectory.index)
+        elif not asked.arrived:
             asked.arrived = True
             self._release(asked)
 
-    def saw_close(self, close: Close) -> None:
-        """A close record stands on the log; where no member arrived before it, the group is over without an outcome."""
+    def saw_close(self, close: Close, time_ms: int) -> None:
+        """A close record stands on the log; it ends what is open there.
+
+        Where no member arrived before it, it closes nothing: the group is over only if nothing but late members can
+        still come.
+        """
+        if stray := self.strays.get(close.group):
+            stray.closing = True
         group = self.groups.get(close.group)
         if group is None:
             return
-        group.closing = True
-        if not any(asked.arrived for asked in group.asked.values()):
+        group.closing = group.opened or close.group in self.strays
+        lifetime_ms = self.limits.lifetime_s * 1000
+        over = all(time_ms > asked.first_request_time_ms + lifetime_ms for asked in group.asked.values())
+        if not group.closing and over and not group.missing:
             self.void_groups += 1
             self._end(close.group)
 
-    def saw_outcome(self, outcome: Outcome) -> None:
+    def saw_outcome(self, partition: int, outcome: Outcome) -> None:
         """An outcome stands on the log; only what continues the chain counts."""
-        if not self._chains[outcome.partition].take(outcome.previous, outcome.closing_offset):
+        chain = self._chains.get(partition)
+        if chain is None or outcome.partition != partition:
+            return
+        if not chain.take(outcome.previous, outcome.closing_offset):
             return
         self._number(outcome.group)
         self._end(outcome.group)
@@ -205,7 +246,8 @@ class DispatchState:
             self.workers[worker.session] = worker
             self.count_outstanding()
         else:
-            known.seen_s, known.capacity, known.inbox = worker.seen_s, worker.capacity, worker.inbox
+            known.seen_s, known.seen_ms = worker.seen_s, worker.seen_ms
+            known.capacity, known.inbox = worker.capacity, worker.inbox
 
     # What follows from it ------------------------------------------------------------------------------------------
 
@@ -254,11 +296,15 @@ class DispatchState:
             del self.workers[worker.session]
         return silent
 
-    def choose_worker(self) -> Worker | None:
-        """The live worker with most free places for a whole group; None while all are full or away."""
-        size = self.limits.group_size
-        fit = [w for w in self.workers.values() if w.outstanding + size <= max(w.capacity * 2, size)]
-        return min(fit, key=lambda w: (w.outstanding / max(w.capacity, 1), w.name), default=None)
+    def choose_worker(self, members: int, *, avoid: str = "") -> Worker | None:
+        """The live worker with most free places for so many members; None while all are full or away.
+
+        `avoid`: a session that is taken only where there is no other.
+        """
+        fit = [w for w in self.workers.values() if w.outstanding + members <= max(w.capacity * 2, members)]
+        return min(
+            fit, key=lambda w: (w.session == avoid, w.outstanding / max(w.capacity, 1), w.name), default=None
+        )
 
     def unasked(self) -> Iterable[tuple[Group, list[int]]]:
         """Groups with members that were never asked for."""
@@ -285,6 +331,22 @@ class DispatchState:
             if not group.closing and not group.missing and now_s - max(a.first_s for a in group.asked.values()) > limit
         ]
 
+    def open_groups(self) -> list[Group]:
+        """Groups with a member on the log and without a close record."""
+        return [group for group in self.groups.values() if group.opened and not group.closing]
+
+    def open_strays(self) -> list[tuple[str, Stray]]:
+        """Groups with members on the log that nobody validly asked for, and without a close record."""
+        return [(name, s) for name, s in self.strays.items() if not s.closing and name not in self.groups]
+
+    def awaited(self) -> list[Group]:
+        """Groups that a live worker may still bring a member of, and that no close record stops."""
+        return [
+            group
+            for group in self.groups.values()
+            if not group.closing and any(not a.arrived and a.session in self.workers for a in group.asked.values())
+        ]
+
     def _number(self, name: str) -> None:
         number = group_number(name)
         if number is not None:
@@ -292,6 +354,7 @@ class DispatchState:
 
     def _end(self, name: str) -> None:
         group = self.groups.pop(name, None)
+        self.strays.pop(name, None)
         self._closed.add(name)
         for asked in group.asked.values() if group else ():
             if not asked.arrived:

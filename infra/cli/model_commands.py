@@ -23,9 +23,9 @@ def _group() -> None:
 def new(
     folder: Annotated[Path, typer.Argument(help="Folder to make; must be empty or absent.")],
     alphabet: Annotated[str, typer.Option(help="Characters, one token each [default: printable ASCII].")] = "",
-    layers: Annotated[int, typer.Option(help="Transformer layers.")] = 4,
-    hidden: Annotated[int, typer.Option(help="Width; hidden / heads must be a head size that engines know.")] = 96,
-    heads: Annotated[int, typer.Option(help="Attention heads.")] = 3,
+    layers: Annotated[int, typer.Option(help="Transformer layers.")] = 2,
+    hidden: Annotated[int, typer.Option(help="Width; hidden / heads must be a head size that engines know.")] = 128,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
     max_positions: Annotated[int, typer.Option(help="Longest prompt plus answer, tokens.")] = 256,
     init_std: Annotated[float, typer.Option(help="Spread of the random weights; 0: by the width.")] = 0.0,
     rope_theta: Annotated[float, typer.Option(help="Base of the rotary positions; small for short texts.")] = 10_000.0,

@@ -69,7 +69,7 @@ def test_the_end_of_a_body_is_found(schema: Any, body: str, allowed: int) -> Non
         ("string", "05616161"),
         ("bytes", "0a61"),
         (["null", "long"], "04"),
-        (["null", "long"], "01"),
+        (["null", "long"], "0106"),
         ({"type": "enum", "name": "E", "symbols": ["a", "b"]}, "04"),
         ({"type": "enum", "name": "E", "symbols": ["a", "b"]}, "01"),
     ],
@@ -78,6 +78,11 @@ def test_a_bad_body_is_refused(schema: Any, body: str) -> None:
     with pytest.raises(RecordError) as caught:
         scanner(schema)(bytes.fromhex(body), 0, 10)
     assert caught.value.reason == DeadReason.UNDECODABLE
+
+
+def test_a_position_never_moves_back() -> None:
+    with pytest.raises(RecordError, match="-3 bytes are wanted"):
+        scanner("string")(bytes.fromhex("05616161"), 0, 10)
 
 
 def nested(depth: int) -> Any:

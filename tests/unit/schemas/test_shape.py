@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from schemas.codec import decode, encode, schema_text
-from schemas.records import Trajectory
+from schemas.records import DeadReason, Trajectory
 from schemas.shape import Shape
 from support.samples import EXAMPLES, trajectory
 
@@ -88,4 +88,5 @@ def test_types_that_were_refused_are_not_remembered() -> None:
                 shape.write(trajectory(index=index), [].extend)
     shape.write(trajectory(), [].extend)
     shape.write(trajectory(reward=None), [].extend)
+    shape.write(trajectory(error=DeadReason.EMPTY), [].extend)  # allowed, and not remembered: subclasses have no end
     assert len(shape._seen) == 2
