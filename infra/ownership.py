@@ -107,9 +107,7 @@ class Ownership:
 
     def _append(self, log: Log, timeout_s: float) -> Claim:
         epoch = max(self._floor + 1, *(claims.next_epoch for claims in self._claims.values()))
-        record = Claim(
-            run=self.run, policy=self.policy, role=self.role, epoch=epoch, nonce=secrets.token_hex(8)
-        )
+        record = Claim(run=self.run, policy=self.policy, role=self.role, epoch=epoch, nonce=secrets.token_hex(8))
         writer = log.writer()
         try:
             for place in self.places:

@@ -51,6 +51,8 @@ class Group:
     group_size: int
     asked: dict[int, Asked] = field(default_factory=dict)
     min_version: int = 0
+    lifetime_ms: int = 0
+    """Longest of its requests."""
     closing: bool = False
     """A close record was written for it."""
 
@@ -106,7 +108,6 @@ class Limits:
     batch_groups: int
     max_staleness: int
     steps: int
-    lifetime_s: float
     reissue_after_s: float
     heartbeat_timeout_s: float
 
@@ -145,6 +146,7 @@ class DispatchState:
             return
         group = self.groups.setdefault(request.group, Group(number, request.group_size))
         group.min_version = max(group.min_version, request.min_version)
+        group.lifetime_ms = max(group.lifetime_ms, request.lifetime_ms)
         first = request.first_request_time_ms or time_ms
         known = group.asked.get(request.index)
         if known is None:
@@ -204,8 +206,7 @@ class DispatchState:
         if group is None:
             return
         group.closing = group.opened or close.group in self.strays
-        lifetime_ms = self.limits.lifetime_s * 1000
-        over = all(time_ms > asked.first_request_time_ms + lifetime_ms for asked in group.asked.values())
+        over = all(time_ms > asked.first_request_time_ms + group.lifetime_ms for asked in group.asked.values())
         if not group.closing and over and not group.missing:
             self.void_groups += 1
             self._end(close.group)
@@ -302,9 +303,7 @@ class DispatchState:
         `avoid`: a session that is taken only where there is no other.
         """
         fit = [w for w in self.workers.values() if w.outstanding + members <= max(w.capacity * 2, members)]
-        return min(
-            fit, key=lambda w: (w.session == avoid, w.outstanding / max(w.capacity, 1), w.name), default=None
-        )
+        return min(fit, key=lambda w: (w.session == avoid, w.outstanding / max(w.capacity, 1), w.name), default=None)
 
     def unasked(self) -> Iterable[tuple[Group, list[int]]]:
         """Groups with members that were never asked for."""
@@ -324,11 +323,12 @@ class DispatchState:
 
     def expired(self, now_s: float) -> list[Group]:
         """Groups to close: a lifetime has passed since their youngest member was first asked for."""
-        limit = self.limits.lifetime_s
         return [
             group
             for group in self.groups.values()
-            if not group.closing and not group.missing and now_s - max(a.first_s for a in group.asked.values()) > limit
+            if not group.closing
+            and not group.missing
+            and now_s - max(asked.first_s for asked in group.asked.values()) > group.lifetime_ms / 1000
         ]
 
     def open_groups(self) -> list[Group]:

@@ -19,7 +19,7 @@ from infra.daemon import Daemon
 from infra.heartbeat import Heart
 from infra.log import Envelope, Place
 from infra.ownership import Ownership, catch_up, read_record, start_positions
-from producers.dispatch_state import DispatchState, Group, Limits, Worker, group_name
+from producers.dispatch_state import DispatchState, Group, Limits, Worker
 from producers.environments import make_environment
 from producers.task_order import item_at
 from schemas.codec import encode
@@ -44,25 +44,65 @@ from schemas.validate import check_trajectory
 _SEND_S = 15.0
 _CATCH_UP_S = 120.0
 _END_S = 20.0
+_BACKOFF_S = (0.5, 10.0)
+_DISTURBED = (BrokerError, SendFailed, DeadlineExceeded, LogGap)
+_LOG = structlog.get_logger("offsetrl.dispatch")
 
 
 def run(daemon: Daemon) -> int:
     """Dispatch until told to stop; a disturbed log means a new claim and a new reading of it."""
     heart = Heart(daemon, "dispatch")
-    log = structlog.get_logger("offsetrl.dispatch")
+    dispatching = Dispatching(daemon, heart)
     try:
         while not daemon.stop.requested:
-            dispatcher = Dispatcher(daemon, heart)
-            try:
-                dispatcher.run()
-            except (BrokerError, SendFailed, DeadlineExceeded, LogGap) as error:
-                log.warning("disturbed; reading the log again", error=str(error))
-                daemon.stop.wait(1.0)
-            finally:
-                dispatcher.close()
+            daemon.stop.wait(dispatching.turn())
+        dispatching.end()
     finally:
+        dispatching.close()
         heart.close()
     return 0
+
+
+class Dispatching:
+    """Turns that survive a log that is away: after any error everything is thrown away and built again from the log."""
+
+    def __init__(self, daemon: Daemon, heart: Heart) -> None:
+        self._daemon, self._heart = daemon, heart
+        self._dispatcher: Dispatcher | None = None
+        self._failures = 0
+
+    def turn(self) -> float:
+        """One turn; how long to rest before the next one, in seconds. Raises Superseded."""
+        try:
+            if self._dispatcher is None:
+                self._heart.beat(State.STARTING)
+                self._dispatcher = Dispatcher(self._daemon, self._heart)
+                self._dispatcher.claim()
+            self._dispatcher.turn()
+        except _DISTURBED as error:
+            self.close()
+            if not self._failures:
+                _LOG.warning("disturbed; reading the log again", error=str(error))
+            self._failures += 1
+            return min(_BACKOFF_S[0] * 2.0 ** min(self._failures - 1, 10), _BACKOFF_S[1])
+        if self._failures:
+            _LOG.info("dispatching again", failures=self._failures)
+        self._failures = 0
+        return 0.0
+
+    def end(self) -> None:
+        """Close what is open if the run has ended. A failure is harmless: the next dispatcher does it."""
+        try:
+            if self._dispatcher is not None:
+                self._dispatcher.end()
+        except _DISTURBED as error:
+            _LOG.warning("the end was disturbed; what is open waits for the next dispatcher", error=str(error))
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+        self._dispatcher = None
 
 
 class Dispatcher:
@@ -84,21 +124,20 @@ class Dispatcher:
         self._ownership = Ownership("dispatch", self._run_name, self._policy, inboxes)
         positions = start_positions(daemon.log, [*names.values(), control_topic(self._run_name)])
         self._places = list(positions)
-        self._reader = daemon.log.reader(positions)
-        self._writer = daemon.log.writer()
         self._weights = -1
-        self._log = structlog.get_logger("offsetrl.dispatch")
+        self._writer = daemon.log.writer()
+        try:
+            self._reader = daemon.log.reader(positions)
+        except BrokerError:
+            self._writer.close()
+            raise
 
-    def run(self) -> None:
-        """Claim, then the loop."""
-        self._claim()
-        while not self._daemon.stop.requested:
-            self._read(0.05)
-            sent = self._ask_missing() + self._ask_overdue() + self._close_expired() + self._admit()
-            if sent:
-                self._settle()
-            self._beat(State.SERVING)
-        self._end()
+    def turn(self) -> None:
+        """Read, then ask, ask again and close as the state says; every record written is read again before the next turn."""
+        self._read(0.05)
+        if self._close_strays() + self._ask_missing() + self._ask_overdue() + self._close_expired() + self._admit():
+            self._settle()
+        self._beat(State.SERVING)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -107,13 +146,18 @@ class Dispatcher:
 
     # Reading -------------------------------------------------------------------------------------------------------
 
-    def _claim(self) -> None:
+    def claim(self) -> None:
+        """Read everything, own every inbox, read up to there. Raises Superseded."""
+        self._catch_up()  # control first: a claim whose inbox record retention removed still stands there
         claim = self._ownership.claim(self._daemon.log, self._reader, self._handle, _CATCH_UP_S)
-        catch_up(self._daemon.log, self._reader, self._places, self._handle, _CATCH_UP_S)
         key = f"claim/dispatch/{self._policy}".encode()
         self._writer.send(control_topic(self._run_name), 0, encode(claim), key=key).result(_SEND_S)
+        self._catch_up()
         self.state.caught_up(time.monotonic())
-        self._log.info("claimed", epoch=claim.epoch, running=self.state.running, next_group=self.state.next_number)
+        _LOG.info("claimed", epoch=claim.epoch, running=self.state.running, next_group=self.state.next_number)
+
+    def _catch_up(self) -> None:
+        catch_up(self._daemon.log, self._reader, self._places, self._handle, _CATCH_UP_S)
 
     def _read(self, timeout_s: float) -> None:
         for envelope in self._reader.poll(timeout_s):
@@ -122,26 +166,29 @@ class Dispatcher:
     def _handle(self, envelope: Envelope) -> None:
         record = read_record(envelope)
         kind = self._kinds.get(envelope.topic, "control")
+        self.state.saw_time(envelope.time_ms)
         if isinstance(record, Claim) and kind == "requests":
             self._ownership.saw(envelope, record)
         elif isinstance(record, Request) and kind == "requests":
-            if self._ownership.counts(envelope.place, record.epoch, record.nonce):
+            if self._ownership.proves(envelope, record.epoch, record.nonce):
                 self.state.saw_request(record, envelope.time_ms, time.monotonic())
         elif isinstance(record, Trajectory) and kind == "trajectories" and self._valid(record, envelope):
             self.state.saw_trajectory(record, envelope.time_ms)
-        elif isinstance(record, Close) and kind == "trajectories":
-            self.state.saw_close(record)
+        elif isinstance(record, Close) and kind == "trajectories" and record.partition == envelope.partition:
+            self.state.saw_close(record, envelope.time_ms)
         elif isinstance(record, Outcome) and kind == "samples":
-            self.state.saw_outcome(record)
+            self.state.saw_outcome(envelope.partition, record)
         elif isinstance(record, Claim | Plan | Result) and kind == "steps":
             self.state.saw_step(envelope.offset, record)
         elif isinstance(record, Announcement) and kind == "weights":
             self._weights = max(self._weights, record.version)
         elif isinstance(record, Heartbeat) and record.role == "rollout" and record.policy == self._policy:
-            self._handle_worker(record)
+            self._handle_worker(record, envelope.time_ms)
+        elif isinstance(record, Claim) and (record.role, record.policy) == ("dispatch", self._policy):
+            self._ownership.heard(record.epoch)
 
-    def _handle_worker(self, beat: Heartbeat) -> None:
-        worker = Worker(beat.name, beat.session, beat.inbox, beat.capacity, time.monotonic())
+    def _handle_worker(self, beat: Heartbeat, time_ms: int) -> None:
+        worker = Worker(beat.name, beat.session, beat.inbox, beat.capacity, time.monotonic(), time_ms)
         gone = beat.state in (State.LEFT, State.DRAINING) or not 0 <= beat.inbox < self._daemon.settings.run.inboxes
         self.state.saw_worker(worker, gone)
 
@@ -163,17 +210,16 @@ class Dispatcher:
     def _admit(self) -> int:
         """Ask for new groups, as many as admission allows and workers take."""
         for worker in self.state.drop_silent(time.monotonic()):
-            self._log.warning("worker lost: its heartbeats stopped", worker=worker.name, session=worker.session)
+            _LOG.warning("worker lost: its heartbeats stopped", worker=worker.name, session=worker.session)
         if self._weights < 0:
             return 0
         sent = 0
         for _ in range(self.state.admissible()):
-            worker = self.state.choose_worker()
+            size = self.state.limits.group_size
+            worker = self.state.choose_worker(size)
             if worker is None:
                 break
-            group = Group(
-                self.state.next_number, self.state.limits.group_size, min_version=self.state.next_min_version()
-            )
+            group = Group(self.state.next_number, size, min_version=self.state.next_min_version())
             self.state.next_number += 1
             self.state.groups[group.name] = group
             sent += self._ask(group, range(group.group_size), 0, worker)
@@ -184,17 +230,17 @@ class Dispatcher:
         return sum(
             self._ask(group, missing, 0, worker)
             for group, missing in self.state.unasked()
-            if (worker := self.state.choose_worker())
+            if (worker := self.state.choose_worker(len(missing)))
         )
 
     def _ask_overdue(self) -> int:
         """Members whose worker is gone or too slow: once more, elsewhere if possible."""
         sent = 0
         for group, index in self.state.overdue(time.monotonic()):
-            if worker := self.state.choose_worker():
+            if worker := self.state.choose_worker(1, avoid=group.asked[index].session):
                 sent += self._ask(group, [index], 1, worker)
         if sent:
-            self._log.info("asked once more", members=sent)
+            _LOG.info("asked once more", members=sent)
         return sent
 
     def _ask(self, group: Group, indices: Iterable[int], attempt: int, worker: Worker) -> int:
@@ -236,23 +282,31 @@ class Dispatcher:
     def _close_expired(self) -> int:
         expired = self.state.expired(time.monotonic())
         for group in expired:
-            self._log.warning("group closed: its lifetime is over", group=group.name)
-            self._close_group(group, "lifetime")
+            _LOG.warning("group closed: its lifetime is over", group=group.name)
+            self._close(group.name, group.number % self._daemon.settings.run.partitions, "lifetime")
+            group.closing = True
         return len(expired)
 
-    def _close_group(self, group: Group, reason: str) -> None:
-        partition = group.number % self._daemon.settings.run.partitions
+    def _close_strays(self) -> int:
+        """Groups that a superseded dispatcher asked for: nobody completes them, so they end at once."""
+        strays = self.state.open_strays()
+        for name, stray in strays:
+            _LOG.warning("group closed: no valid request for it is known", group=name)
+            self._close(name, stray.partition, "stray")
+            stray.closing = True
+        return len(strays)
+
+    def _close(self, group: str, partition: int, reason: str) -> None:
         record = Close(
             run=self._run_name,
             policy=self._policy,
             epoch=self._ownership.epoch,
             nonce=self._ownership.nonce,
-            group=group.name,
+            group=group,
             partition=partition,
             reason=reason,
         )
-        self._writer.send(self._topics["trajectories"], partition, encode(record), key=group.name.encode())
-        group.closing = True
+        self._writer.send(self._topics["trajectories"], partition, encode(record), key=group.encode())
 
     def _settle(self) -> None:
         """Wait for the acknowledgements and read our own requests: what was asked for is what stands on the log."""
@@ -260,18 +314,25 @@ class Dispatcher:
         catch_up(self._daemon.log, self._reader, self._ownership.places, self._handle, _CATCH_UP_S)
         self.state.count_outstanding()
 
-    def _end(self) -> None:
-        """A run whose steps are all planned closes what is still open; else a successor goes on with it."""
-        if not self.state.ended:
-            return
+    def end(self) -> None:
+        """A run whose steps are all planned closes what is open on the log; of any other a successor goes on with it.
+
+        It stays, within a limit, while a live worker may still bring a member that would open a group again.
+        """
         deadline = time.monotonic() + _END_S
-        while self.state.groups and time.monotonic() < deadline:
-            for group in [group for group in self.state.groups.values() if not group.closing]:
-                self._close_group(group, "run-ended")
+        while self.state.ended:
+            self._catch_up()
+            self._close_strays()
+            for group in self.state.open_groups():
+                self._close(group.name, group.number % self._daemon.settings.run.partitions, "run-ended")
+                group.closing = True
             self._writer.flush(_SEND_S)
+            self.state.drop_silent(time.monotonic())
+            if not self.state.awaited() or time.monotonic() > deadline:
+                _LOG.info("ended", awaited=len(self.state.awaited()))
+                return
             self._read(0.05)
             self._beat(State.DRAINING)
-        self._log.info("ended", still_open=self.state.running)
 
     def _beat(self, state: State) -> None:
         self._heart.beat(
@@ -301,10 +362,6 @@ def _limits(daemon: Daemon) -> Limits:
         batch_groups=train.batch_groups,
         max_staleness=train.max_staleness,
         steps=train.steps,
-        lifetime_s=dispatch.lifetime_s,
         reissue_after_s=dispatch.reissue_after_s,
         heartbeat_timeout_s=dispatch.heartbeat_timeout_s,
     )
-
-
-__all__ = ["Dispatcher", "group_name", "run"]
