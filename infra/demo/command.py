@@ -7,53 +7,31 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from infra import preflight, provision, wiring
-from infra.audit import Audit
 from infra.audit_command import audit_policy
 from infra.config import load
 from infra.demo import checks, recipe
-from infra.demo.progress import ROLES
+from infra.demo.children import children, make_model
+from infra.demo.run import Run
 from infra.demo.view import View
 from infra.demo.watch import Watch
 from infra.lifecycle import Exit, Stop
 from infra.log import Log, Place
 from infra.settings import Settings
-from infra.supervisor import ChildSpec, Supervisor
-from schemas.errors import DeadlineExceeded, OffsetRLError, SettingError
+from infra.supervisor import Supervisor
+from schemas.errors import DeadlineExceeded, OffsetRLError
 from schemas.names import check_name, commit_group, topic
 
 STALL_S = 120.0
 """Without any step or version for so long, the demo gives up and says what it waited for."""
 _GRACE_S = 40.0
 _DRAIN_S = 60.0
-
-
-@dataclass(slots=True)
-class Run:
-    """A demo under way."""
-
-    settings: Settings
-    config: Path
-    folder: Path
-    engine: str
-    steps: int
-    started_s: float
-    seconds_to_first_step: float = math.nan
-    audits: dict[str, Audit] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-        return self.settings.run.name
 
 
 def command(
@@ -97,7 +75,7 @@ def _through(demo: Run, view: View, stop: Stop, json_path: Path | None, override
         provision.ensure(log, demo.settings)
         watch = Watch(log, demo.settings, demo.started_s)
         try:
-            with Supervisor(_children(demo, overrides)) as supervisor:
+            with Supervisor(children(demo, overrides)) as supervisor:
                 view.say("dispatcher, rollout worker, processor and trainer started")
                 _watch(demo, view, watch, supervisor, stop, stall_s)
                 view.say("all steps trained; draining")
@@ -119,7 +97,7 @@ def _prepare(demo: Run, view: View) -> None:
     with ThreadPoolExecutor(1) as pool:
         servers = pool.submit(wiring.endpoints, demo.settings, start=True)
         for policy, table in demo.settings.policies.items():
-            _make_model(table.model, seed=demo.settings.run.seed)
+            make_model(table.model, seed=demo.settings.run.seed)
             view.say(f"model of {policy}: {_short(table.model)}")
         found = servers.result()
     kind = "embedded " if found.embedded_kafka else ""
@@ -129,34 +107,6 @@ def _prepare(demo: Run, view: View) -> None:
     for policy in demo.settings.policies:
         for role in ("dispatch", "rollout", "process", "train"):
             preflight.check_settings(demo.settings, policy, role)
-
-
-def _make_model(folder: Path, seed: int) -> None:
-    """A small model with random weights; made in a process of its own, since this one needs no torch."""
-    if (folder / "config.json").exists():
-        return
-    argv = [sys.executable, "-m", "infra.cli.main", "model", "new", str(folder), "--alphabet", recipe.ALPHABET]
-    argv += [*recipe.MODEL_OPTIONS, "--seed", str(seed)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
-    if done.returncode:
-        raise SettingError(f"the demo's model could not be made in {folder}: {done.stderr.strip()[-2000:]}")
-
-
-def _children(demo: Run, overrides: Sequence[str]) -> list[ChildSpec]:
-    logs = demo.folder / "logs" / demo.name
-    logs.mkdir(parents=True, exist_ok=True)
-    settings = [part for override in overrides for part in ("--set", override)]
-    return [
-        ChildSpec(
-            name=f"{role}-{policy}",
-            argv=[sys.executable, "-m", "infra.cli.main", role, "--config", str(demo.config), "--policy", policy,
-                  "--name", f"{role}-{policy}", *settings],
-            env={"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-            log_path=logs / f"{role}-{policy}.log",
-        )
-        for policy in demo.settings.policies
-        for role in ("train", "rollout", "process", "dispatch")
-    ]  # fmt: skip
 
 
 def _embedded_up(settings: Settings) -> bool:
@@ -286,6 +236,3 @@ def _report(demo: Run, view: View, watch: Watch, result: Mapping[str, Any]) -> P
 def _short(path: Path) -> str:
     """A path as seen from here, where that is shorter."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-__all__ = ["ROLES", "command"]

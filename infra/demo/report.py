@@ -19,7 +19,7 @@ from infra.demo.progress import PolicyProgress
 from infra.demo.transcripts import Transcript, sample
 
 if TYPE_CHECKING:
-    from infra.demo.command import Run
+    from infra.demo.run import Run
     from infra.demo.watch import Watch
 
 matplotlib.use("svg")
