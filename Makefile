@@ -7,7 +7,7 @@ PINS   := infra/constraints
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove check format bench constraints clean
+.PHONY: help setup demo test prove check format docs bench constraints clean
 
 help:           ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,7 +27,7 @@ demo: setup     ## the whole loop on real parts, from nothing to a rising reward
 	$(BIN)/offsetrl demo $(ARGS)
 
 test: setup     ## all tests but the long proofs
-	$(BIN)/python -m pytest -m "not prove and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not prove and not gpu and not oracle" $(ARGS)
 
 prove: setup    ## the long proofs: many seeds, planted bugs, kills of every role
 	$(BIN)/python -m pytest -m "prove" --timeout 1800 $(ARGS)
@@ -41,6 +41,9 @@ check: setup    ## lint, types, import contracts
 format: setup   ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup     ## write the generated pages and the README's tree again
+	cd tests && ../$(BIN)/python -m support.make_docs
 
 bench: setup    ## make bench NAME=codec: a table and one line of JSON
 	cd tests && ../$(BIN)/python -m bench $(NAME)

@@ -1,22 +1,24 @@
 """From a closed group to its outcome: who is valid, what the group is worth, who is trained on. Pure.
 
 In this order: members without a valid reward are set aside (a failure is never a reward of 0); a group with too few
-valid ones is dropped as "incomplete"; group filters see the valid rewards; advantages come from all valid members; then
-member filters say who of them is not trained on. So a filter never changes a sibling's baseline.
+valid ones is dropped as "incomplete"; rewards are shaped; group filters see the valid members' numbers; advantages come
+from all valid members; then member filters say who of them is not trained on. So a filter never changes a sibling's
+baseline. The outcome carries rewards as the environment gave them; shaping shows in the advantages.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from consumers.components import Recipe, Rewards
+from consumers.components import Recipe
 from consumers.filters.invalid_reward import invalid_reward
+from consumers.group_rewards import SHAPING_PART, GroupRewards, Numbers
 from schemas.records import KEPT, Member, Outcome, Role, Trajectory
 from schemas.rules.closing import ClosedGroup
 from schemas.rules.versions import oldest_version
@@ -77,12 +79,12 @@ def _apply(valid: Sequence[Trajectory], size: int, recipe: Recipe) -> tuple[str 
     nothing: tuple[list[str | None], list[float]] = [None] * len(valid), [0.0] * len(valid)
     if len(valid) < (recipe.min_members or size):
         return INCOMPLETE, *nothing
-    rewards = np.array([member.reward for member in valid], dtype=np.float64)
+    group = _numbers(valid, size, recipe)
     for group_filter in recipe.group_filters:
-        reason = _call("group filter", group_filter, rewards.copy())
+        reason = _call("group filter", group_filter, group)
         if reason is not None:
             return _reason("group filter", reason), *nothing
-    advantages = _advantages(rewards, recipe)
+    advantages = _advantages(group, recipe)
     filtered = [_member_reason(member, recipe) for member in valid]
     return (ALL_FILTERED if all(filtered) else None), filtered, advantages.tolist()
 
@@ -138,6 +140,36 @@ def without_payload(outcome: Outcome, reason: str) -> Outcome:
     return dataclasses.replace(outcome, disposition=reason, oldest_version=-1, members=members)
 
 
+def _numbers(valid: Sequence[Trajectory], size: int, recipe: Recipe) -> GroupRewards:
+    """What group filters and the estimator see."""
+    raw = np.array([member.reward for member in valid], dtype=np.float64)
+    shaped = np.array([_shaped(member, recipe) for member in valid], dtype=np.float64) if recipe.shaping else raw
+    names = sorted({name for member in valid for name in member.reward_parts})
+    parts: dict[str, Any] = {name: [member.reward_parts.get(name, math.nan) for member in valid] for name in names}
+    if recipe.shaping:
+        if SHAPING_PART in parts:
+            raise ComponentFailed(f"the environment has a reward part {SHAPING_PART!r}; with shaping set, rename it")
+        parts[SHAPING_PART] = shaped - raw
+    # The padding of a packed mask is 0, which `schemas.validate` holds true.
+    lengths = [int.from_bytes(member.loss_mask, "little").bit_count() for member in valid]
+    return GroupRewards.of(shaped, raw=raw, lengths=lengths, parts=parts, size=size)
+
+
+def _shaped(member: Trajectory, recipe: Recipe) -> float:
+    assert member.reward is not None
+    reward = member.reward
+    for shaper in recipe.shaping:
+        found = _call("shaping", shaper, member, reward)
+        if (
+            isinstance(found, bool)
+            or not isinstance(found, (int, float, np.integer, np.floating))
+            or not math.isfinite(found)
+        ):
+            raise ComponentFailed(f"shaping {shaper!r} returned {found!r} for {reward}; it must be a finite number")
+        reward = float(found)
+    return reward
+
+
 def _member_reason(member: Trajectory, recipe: Recipe) -> str | None:
     for keep in recipe.filters:
         reason = _call("filter", keep, member)
@@ -146,8 +178,9 @@ def _member_reason(member: Trajectory, recipe: Recipe) -> str | None:
     return None
 
 
-def _advantages(rewards: Rewards, recipe: Recipe) -> Rewards:
-    found = _call("advantage", recipe.advantage, rewards.copy())
+def _advantages(group: GroupRewards, recipe: Recipe) -> Numbers:
+    rewards = group.rewards
+    found = _call("advantage", recipe.advantage, group)
     try:
         advantages = np.asarray(found, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -159,11 +192,10 @@ def _advantages(rewards: Rewards, recipe: Recipe) -> Rewards:
     return advantages
 
 
-def _call(kind: str, function: object, argument: object) -> object:
-    assert callable(function)
+def _call(kind: str, function: Callable[..., object], *arguments: object) -> object:
     try:
         with np.errstate(all="ignore"):  # what is not finite is met below, with the rewards that caused it
-            return function(argument)
+            return function(*arguments)
     except Exception as error:  # the edge to the user's code: one bad group must not stop a partition
         raise ComponentFailed(f"{kind} {function!r} raised {type(error).__name__}: {error}") from error
 

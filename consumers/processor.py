@@ -45,6 +45,7 @@ def make_processor(daemon: Daemon, route: Route | None = None) -> Processor:
     """The processor of a daemon's policy, or of another route (a derived run). Raises SettingError."""
     table, settings = daemon.table.process, daemon.settings
     recipe = make_recipe(
+        shaping=table.shaping,
         filters=table.filters,
         group_filters=table.group_filters,
         advantage=table.advantage,

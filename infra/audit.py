@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from infra.log import Bounds, Envelope, Log, Place
-from infra.ownership import read_record
+from infra.log import Bounds, Log, Place
+from infra.ownership import read_all, read_record
 from infra.planted import planted
 from infra.weights.announce import Heads, fold
 from schemas.errors import RecordError
@@ -78,18 +78,6 @@ def audit(log: Log, run: str, policy: str, *, max_tokens: int, source: Source | 
     result.trained_outcomes.sort(key=lambda pair: pair[0])
     result.accounts = balance(books)
     return result
-
-
-def read_all(log: Log, place: Place, bounds: Bounds) -> Iterator[Envelope]:
-    """Every record of a partition from its start up to the given end."""
-    reader = log.reader({place: bounds.start})
-    try:
-        while reader.position(place) < bounds.end:
-            for envelope in reader.poll(1.0):
-                if envelope.offset < bounds.end:
-                    yield envelope
-    finally:
-        reader.close()
 
 
 def _topic(log: Log, name: str) -> Iterator[tuple[int, Bounds]]:

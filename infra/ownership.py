@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
-from infra.log import Envelope, Log, Place, Reader
+from infra.log import Bounds, Envelope, Log, Place, Reader
 from schemas.codec import decode, encode
 from schemas.errors import DeadlineExceeded, RecordError, Superseded
 from schemas.records import Claim, Record
 from schemas.rules.claims import Claims
 
 _ROUNDS = 8
+_STALL_S = 60.0
 
 
 def read_record(envelope: Envelope) -> Record | None:
@@ -24,6 +25,27 @@ def read_record(envelope: Envelope) -> Record | None:
         return decode(envelope.value or b"")
     except RecordError:
         return None
+
+
+def read_all(log: Log, place: Place, bounds: Bounds) -> Iterator[Envelope]:
+    """Every record of a partition from its start up to the given end. Raises DeadlineExceeded when nothing comes."""
+    reader = log.reader({place: bounds.start})
+    moved = time.monotonic()
+    try:
+        while reader.position(place) < bounds.end:
+            before = reader.position(place)
+            for envelope in reader.poll(0.5):
+                if envelope.offset < bounds.end:
+                    yield envelope
+            if reader.position(place) > before:
+                moved = time.monotonic()
+            elif time.monotonic() - moved > _STALL_S:
+                raise DeadlineExceeded(
+                    f"{place.topic}[{place.partition}]: nothing came for {_STALL_S:g} s at offset {before}, "
+                    f"though it ends at {bounds.end}"
+                )
+    finally:
+        reader.close()
 
 
 def start_positions(log: Log, topics: Iterable[str]) -> dict[Place, int]:

@@ -137,6 +137,19 @@ def check_disk(folder: Path) -> None:
 def check_services(settings: Settings, region: str = "") -> None:
     """Broker and object store take connections. Raises BrokerError or StoreError, naming the address."""
     check_broker(settings)
+    check_store(settings, region)
+
+
+def check_given_services(settings: Settings) -> None:
+    """As `check_services`, for those that the settings name: embedded servers may still be started."""
+    if settings.kafka.bootstrap_servers:
+        check_broker(settings)
+    if settings.s3.endpoint_url:
+        check_store(settings)
+
+
+def check_store(settings: Settings, region: str = "") -> None:
+    """The object store takes connections. Raises StoreError naming it."""
     url = wiring.store_url(settings, region)
     if url:
         parts = urlsplit(url)

@@ -159,8 +159,9 @@ class RolloutTable(Table):
 
 
 class ProcessTable(Table):
-    """[policies.NAME.process]: filters and advantages of a group."""
+    """[policies.NAME.process]: shaping, filters and advantages of a group."""
 
+    shaping: list[str] = Field(default_factory=list, description="Shaping of single members' rewards, in order.")
     filters: list[str] = Field(default_factory=list, description="Filters of single members, in order.")
     group_filters: list[str] = Field(
         default_factory=lambda: ["zero-spread"], description="Filters of whole groups, in order."

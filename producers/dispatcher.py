@@ -11,7 +11,7 @@ Of several dispatchers the newest claim wins; the others end with exit code 4.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import structlog
 
@@ -19,10 +19,9 @@ from infra.daemon import Daemon
 from infra.heartbeat import Heart
 from infra.log import Envelope, Place
 from infra.ownership import Ownership, catch_up, read_record, start_positions
-from producers.dispatch_state import DispatchState, Group, Limits, Worker
-from producers.environments import make_environment
-from producers.task_order import item_at
-from schemas.codec import encode
+from producers.asking import Asker
+from producers.dispatch_state import DispatchState, Limits
+from producers.groups import Group, Worker
 from schemas.errors import BrokerError, DeadlineExceeded, LogGap, RecordError, SendFailed
 from schemas.names import control_topic, topic
 from schemas.records import (
@@ -31,17 +30,13 @@ from schemas.records import (
     Close,
     Heartbeat,
     Outcome,
-    Plan,
+    Record,
     Request,
-    Result,
-    Sampling,
     State,
     Trajectory,
 )
-from schemas.seeds import derive_seed
 from schemas.validate import check_trajectory
 
-_SEND_S = 15.0
 _CATCH_UP_S = 120.0
 _END_S = 20.0
 _BACKOFF_S = (0.5, 10.0)
@@ -110,26 +105,30 @@ class Dispatcher:
 
     def __init__(self, daemon: Daemon, heart: Heart) -> None:
         self._daemon, self._heart = daemon, heart
-        settings, table = daemon.settings, daemon.table
+        settings = daemon.settings
         self._run_name, self._policy = settings.run.name, daemon.policy
         names = {kind: topic(self._run_name, self._policy, kind) for kind in _READ}
         self._kinds = {name: kind for kind, name in names.items()}
-        self._topics = names
-        self._environment = make_environment(table.task.environment, table.task.settings, settings.run.seed)
-        self._sampling = Sampling(**table.sampling.model_dump())
+        self._handlers: dict[str, Callable[[Envelope, Record], None]] = {
+            "requests": self._requests,
+            "trajectories": self._trajectories,
+            "samples": self._samples,
+            "steps": self._steps,
+            "weights": self._weights,
+            "control": self._control,
+        }
         self._max_tokens = settings.kafka.max_tokens
-        self._lifetime_ms = int(table.dispatch.lifetime_s * 1000)
         self.state = DispatchState(_limits(daemon), settings.run.partitions)
         inboxes = [Place(names["requests"], inbox) for inbox in range(settings.run.inboxes)]
         self._ownership = Ownership("dispatch", self._run_name, self._policy, inboxes)
         positions = start_positions(daemon.log, [*names.values(), control_topic(self._run_name)])
         self._places = list(positions)
-        self._weights = -1
-        self._writer = daemon.log.writer()
+        self._version = -1
+        self._asker = Asker(daemon)
         try:
             self._reader = daemon.log.reader(positions)
         except BrokerError:
-            self._writer.close()
+            self._asker.close_writer()
             raise
 
     def turn(self) -> None:
@@ -142,7 +141,7 @@ class Dispatcher:
     def close(self) -> None:
         """Let go of the connections."""
         self._reader.close()
-        self._writer.close()
+        self._asker.close_writer()
 
     # Reading -------------------------------------------------------------------------------------------------------
 
@@ -150,8 +149,7 @@ class Dispatcher:
         """Read everything, own every inbox, read up to there. Raises Superseded."""
         self._catch_up()  # control first: a claim whose inbox record retention removed still stands there
         claim = self._ownership.claim(self._daemon.log, self._reader, self._handle, _CATCH_UP_S)
-        key = f"claim/dispatch/{self._policy}".encode()
-        self._writer.send(control_topic(self._run_name), 0, encode(claim), key=key).result(_SEND_S)
+        self._asker.owns(claim)
         self._catch_up()
         self.state.caught_up(time.monotonic())
         _LOG.info("claimed", epoch=claim.epoch, running=self.state.running, next_group=self.state.next_number)
@@ -165,24 +163,36 @@ class Dispatcher:
 
     def _handle(self, envelope: Envelope) -> None:
         record = read_record(envelope)
-        kind = self._kinds.get(envelope.topic, "control")
         self.state.saw_time(envelope.time_ms)
-        if isinstance(record, Claim) and kind == "requests":
+        if record is not None:
+            handle = self._handlers[self._kinds.get(envelope.topic, "control")]
+            handle(envelope, record)
+
+    def _requests(self, envelope: Envelope, record: Record) -> None:
+        if isinstance(record, Claim):
             self._ownership.saw(envelope, record)
-        elif isinstance(record, Request) and kind == "requests":
-            if self._ownership.proves(envelope, record.epoch, record.nonce):
-                self.state.saw_request(record, envelope.time_ms, time.monotonic())
-        elif isinstance(record, Trajectory) and kind == "trajectories" and self._valid(record, envelope):
+        elif isinstance(record, Request) and self._ownership.proves(envelope, record.epoch, record.nonce):
+            self.state.saw_request(record, envelope.time_ms, time.monotonic())
+
+    def _trajectories(self, envelope: Envelope, record: Record) -> None:
+        if isinstance(record, Trajectory) and self._valid(record, envelope):
             self.state.saw_trajectory(record, envelope.time_ms)
-        elif isinstance(record, Close) and kind == "trajectories" and record.partition == envelope.partition:
+        elif isinstance(record, Close) and record.partition == envelope.partition:
             self.state.saw_close(record, envelope.time_ms)
-        elif isinstance(record, Outcome) and kind == "samples":
+
+    def _samples(self, envelope: Envelope, record: Record) -> None:
+        if isinstance(record, Outcome):
             self.state.saw_outcome(envelope.partition, record)
-        elif isinstance(record, Claim | Plan | Result) and kind == "steps":
-            self.state.saw_step(envelope.offset, record)
-        elif isinstance(record, Announcement) and kind == "weights":
-            self._weights = max(self._weights, record.version)
-        elif isinstance(record, Heartbeat) and record.role == "rollout" and record.policy == self._policy:
+
+    def _steps(self, envelope: Envelope, record: Record) -> None:
+        self.state.saw_step(envelope.offset, record)
+
+    def _weights(self, envelope: Envelope, record: Record) -> None:
+        if isinstance(record, Announcement):
+            self._version = max(self._version, record.version)
+
+    def _control(self, envelope: Envelope, record: Record) -> None:
+        if isinstance(record, Heartbeat) and (record.role, record.policy) == ("rollout", self._policy):
             self._handle_worker(record, envelope.time_ms)
         elif isinstance(record, Claim) and (record.role, record.policy) == ("dispatch", self._policy):
             self._ownership.heard(record.epoch)
@@ -209,9 +219,9 @@ class Dispatcher:
 
     def _admit(self) -> int:
         """Ask for new groups, as many as admission allows and workers take."""
-        for worker in self.state.drop_silent(time.monotonic()):
-            _LOG.warning("worker lost: its heartbeats stopped", worker=worker.name, session=worker.session)
-        if self._weights < 0:
+        for lost in self.state.drop_silent(time.monotonic()):
+            _LOG.warning("worker lost: its heartbeats stopped", worker=lost.name, session=lost.session)
+        if self._version < 0:
             return 0
         sent = 0
         for _ in range(self.state.admissible()):
@@ -222,13 +232,13 @@ class Dispatcher:
             group = Group(self.state.next_number, size, min_version=self.state.next_min_version())
             self.state.next_number += 1
             self.state.groups[group.name] = group
-            sent += self._ask(group, range(group.group_size), 0, worker)
+            sent += self._asker.ask(group, range(group.group_size), 0, worker)
         return sent
 
     def _ask_missing(self) -> int:
         """Members that a dispatcher which died between two writes never asked for."""
         return sum(
-            self._ask(group, missing, 0, worker)
+            self._asker.ask(group, missing, 0, worker)
             for group, missing in self.state.unasked()
             if (worker := self.state.choose_worker(len(missing)))
         )
@@ -238,52 +248,16 @@ class Dispatcher:
         sent = 0
         for group, index in self.state.overdue(time.monotonic()):
             if worker := self.state.choose_worker(1, avoid=group.asked[index].session):
-                sent += self._ask(group, [index], 1, worker)
+                sent += self._asker.ask(group, [index], 1, worker)
         if sent:
             _LOG.info("asked once more", members=sent)
-        return sent
-
-    def _ask(self, group: Group, indices: Iterable[int], attempt: int, worker: Worker) -> int:
-        sent = 0
-        table, settings = self._daemon.table, self._daemon.settings
-        order_seed = derive_seed(settings.run.seed, self._policy, "order")
-        size = self._environment.num_items
-        item = item_at(group.number, num_items=size, seed=order_seed, shuffle=table.task.shuffle)
-        payload = self._environment.payload(item)
-        for index in indices:
-            asked = group.asked.get(index)
-            request = Request(
-                run=self._run_name,
-                policy=self._policy,
-                epoch=self._ownership.epoch,
-                nonce=self._ownership.nonce,
-                group=group.name,
-                group_size=group.group_size,
-                index=index,
-                attempt=attempt,
-                partition=group.number % settings.run.partitions,
-                task=table.task.environment,
-                environment=table.task.environment,
-                item=item,
-                payload=payload,
-                seed=derive_seed(settings.run.seed, self._policy, group.name, index),
-                sampling=self._sampling,
-                min_version=group.min_version,
-                lifetime_ms=self._lifetime_ms,
-                first_request_time_ms=asked.first_request_time_ms if asked else 0,
-                worker=worker.name,
-                session=worker.session,
-            )
-            self._writer.send(self._topics["requests"], worker.inbox, encode(request))
-            worker.outstanding += 1
-            sent += 1
         return sent
 
     def _close_expired(self) -> int:
         expired = self.state.expired(time.monotonic())
         for group in expired:
             _LOG.warning("group closed: its lifetime is over", group=group.name)
-            self._close(group.name, group.number % self._daemon.settings.run.partitions, "lifetime")
+            self._asker.close(group.name, self._asker.partition(group), "lifetime")
             group.closing = True
         return len(expired)
 
@@ -292,25 +266,13 @@ class Dispatcher:
         strays = self.state.open_strays()
         for name, stray in strays:
             _LOG.warning("group closed: no valid request for it is known", group=name)
-            self._close(name, stray.partition, "stray")
+            self._asker.close(name, stray.partition, "stray")
             stray.closing = True
         return len(strays)
 
-    def _close(self, group: str, partition: int, reason: str) -> None:
-        record = Close(
-            run=self._run_name,
-            policy=self._policy,
-            epoch=self._ownership.epoch,
-            nonce=self._ownership.nonce,
-            group=group,
-            partition=partition,
-            reason=reason,
-        )
-        self._writer.send(self._topics["trajectories"], partition, encode(record), key=group.encode())
-
     def _settle(self) -> None:
         """Wait for the acknowledgements and read our own requests: what was asked for is what stands on the log."""
-        self._writer.flush(_SEND_S)
+        self._asker.flush()
         catch_up(self._daemon.log, self._reader, self._ownership.places, self._handle, _CATCH_UP_S)
         self.state.count_outstanding()
 
@@ -324,9 +286,9 @@ class Dispatcher:
             self._catch_up()
             self._close_strays()
             for group in self.state.open_groups():
-                self._close(group.name, group.number % self._daemon.settings.run.partitions, "run-ended")
+                self._asker.close(group.name, self._asker.partition(group), "run-ended")
                 group.closing = True
-            self._writer.flush(_SEND_S)
+            self._asker.flush()
             self.state.drop_silent(time.monotonic())
             if not self.state.awaited() or time.monotonic() > deadline:
                 _LOG.info("ended", awaited=len(self.state.awaited()))
@@ -338,7 +300,7 @@ class Dispatcher:
         self._heart.beat(
             state=state,
             epoch=self._ownership.epoch,
-            version=self._weights,
+            version=self._version,
             running=self.state.running,
             metrics={
                 "backlog_groups": len(self.state.backlog),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -16,25 +16,31 @@ from schemas.errors import BrokerError, DeadlineExceeded, RecordTooLarge, SendFa
 
 _RESULT_S = 1.0
 _BACKOFF_S = (0.25, 5.0)
+_WINDOW_BYTES = 8 * 1024 * 1024
 _LOG = structlog.get_logger("offsetrl.outbox")
 
 
-@dataclass(slots=True)
-class _Item:
+class _Item(NamedTuple):
     topic: str
     partition: int
     value: bytes
     key: bytes
-    pending: Pending | None = None
 
 
 class Outbox:
-    """An ordered queue in front of a writer. Belongs to one thread; no call waits longer than it is told to."""
+    """An ordered queue in front of a writer. Belongs to one thread; no call waits longer than it is told to.
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    `window_bytes`: unacknowledged bytes handed to the writer at most, well below what it holds before it makes its
+    caller wait.
+    """
+
+    def __init__(self, log: Log, *, window_bytes: int = _WINDOW_BYTES) -> None:
+        self._log, self._window_bytes = log, window_bytes
         self._writer: Writer | None = None
-        self._items: deque[_Item] = deque()
+        self._unsent: deque[_Item] = deque()
+        self._sent: deque[tuple[_Item, Pending]] = deque()
+        """Before all of `_unsent`, in their order."""
+        self._sent_bytes = 0
         self._failures = 0
         self._again_at = 0.0
         self.acknowledged = 0
@@ -43,11 +49,11 @@ class Outbox:
 
     def __len__(self) -> int:
         """Records not acknowledged yet."""
-        return len(self._items)
+        return len(self._sent) + len(self._unsent)
 
     def put(self, topic: str, partition: int, value: bytes, key: bytes) -> None:
         """Queue a record and send it when the broker is there."""
-        self._items.append(_Item(topic, partition, value, key))
+        self._unsent.append(_Item(topic, partition, value, key))
         self.settle()
 
     def settle(self) -> None:
@@ -55,25 +61,23 @@ class Outbox:
         if time.monotonic() < self._again_at:
             return
         try:
+            self._forget_acknowledged()
             self._send_unsent()
-            while self._items and (pending := self._items[0].pending) is not None and pending.done():
-                pending.result(_RESULT_S)
-                self._items.popleft()
-                self.acknowledged += 1
+            self._forget_acknowledged()
         except (BrokerError, SendFailed, DeadlineExceeded) as error:
             self._start_over(error)
             return
-        if self._failures and not self._items:
+        if self._failures and not len(self):
             _LOG.info("the log takes records again", failures=self._failures)
             self._failures = 0
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged; False if the time is over before."""
         deadline = time.monotonic() + timeout_s
-        while self._items and time.monotonic() < deadline:
+        while len(self) and time.monotonic() < deadline:
             self.settle()
             time.sleep(0.005)
-        return not self._items
+        return not len(self)
 
     def close(self) -> None:
         """Let go of the writer."""
@@ -81,37 +85,37 @@ class Outbox:
             self._writer.close()
             self._writer = None
 
+    def _forget_acknowledged(self) -> None:
+        while self._sent and self._sent[0][1].done():
+            self._sent[0][1].result(_RESULT_S)
+            item, _ = self._sent.popleft()
+            self._sent_bytes -= len(item.value)
+            self.acknowledged += 1
+
     def _send_unsent(self) -> None:
-        if self._writer is None:
+        if self._unsent and self._writer is None:
             self._writer = self._log.writer()
-        for item in list(self._items) if self._failures else _tail(self._items):
-            if item.pending is not None:
-                continue
+        while self._unsent and self._writer is not None:
+            item = self._unsent[0]
+            if self._sent and self._sent_bytes + len(item.value) > self._window_bytes:
+                return
             try:
-                item.pending = self._writer.send(item.topic, item.partition, item.value, key=item.key)
+                pending = self._writer.send(item.topic, item.partition, item.value, key=item.key)
             except RecordTooLarge as error:
                 _LOG.error("refused: larger than the log takes", key=item.key.decode(), error=str(error))
-                self._items.remove(item)
+                self._unsent.popleft()
                 self.refused += 1
+                continue
+            self._sent.append((self._unsent.popleft(), pending))
+            self._sent_bytes += len(item.value)
 
     def _start_over(self, error: Exception) -> None:
         """A writer is finished after its first failure: all that is not acknowledged is sent again by a fresh one."""
         self.close()
-        for item in self._items:
-            item.pending = None
+        self._unsent.extendleft(item for item, _ in reversed(self._sent))
+        self._sent.clear()
+        self._sent_bytes = 0
         if not self._failures:
-            _LOG.warning(
-                "the log is disturbed; records are kept and sent again", error=str(error), kept=len(self._items)
-            )
+            _LOG.warning("the log is disturbed; records are kept and sent again", error=str(error), kept=len(self))
         self._failures += 1
-        self._again_at = time.monotonic() + min(_BACKOFF_S[0] * 2**self._failures, _BACKOFF_S[1])
-
-
-def _tail(items: deque[_Item]) -> list[_Item]:
-    """The unsent records, which are always the last ones while nothing has failed."""
-    unsent: list[_Item] = []
-    for item in reversed(items):
-        if item.pending is not None:
-            break
-        unsent.append(item)
-    return unsent[::-1]
+        self._again_at = time.monotonic() + min(_BACKOFF_S[0] * 2.0 ** min(self._failures, 10), _BACKOFF_S[1])

@@ -13,30 +13,29 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter, deque
+from typing import NamedTuple
 
 import structlog
 
 from infra.daemon import Daemon
 from infra.heartbeat import Heart
-from infra.log import Envelope, Place
-from infra.ownership import read_record
 from infra.weights.follower import FetchedWeights, Follower
 from producers.engine import Engine, GenerationRequest
 from producers.engines import make_engine, warm_up
+from producers.environment import Observation, Session, Verdict
 from producers.environments import make_environment
 from producers.episode import Episode, WorkerInfo
+from producers.inbox import Inbox, find_inbox
 from producers.outbox import Outbox
 from producers.tokenizer import Tokenizer
 from schemas.codec import encode
 from schemas.errors import RecordError
-from schemas.names import control_topic, topic
-from schemas.records import Claim, Heartbeat, Request, State, Status, Trajectory, Version
-from schemas.rules.claims import Claims
+from schemas.names import topic
+from schemas.records import Request, State, Status, Trajectory, Version
 from schemas.validate import check_trajectory
 
 _FIRST_WEIGHTS_S = 300.0
 _DRAIN_S = 15.0
-_POLL_EVERY_S = 0.01
 _RATE_OVER_S = 2.0
 _LOG = structlog.get_logger("offsetrl.rollout")
 
@@ -50,16 +49,47 @@ def run(daemon: Daemon) -> int:
     try:
         warm_up(daemon.table.rollout.engine)  # imports while the first weights are on their way
         first = follower.wait_first(_FIRST_WEIGHTS_S, daemon.stop)
-        if first is not None:
-            worker = RolloutWorker(daemon, heart, follower, first)
+        inbox = find_inbox(daemon, heart.session) if first is not None else None
+        if first is not None and inbox is not None:
+            worker = RolloutWorker(daemon, heart, follower, first, inbox)
             try:
-                worker.run()
+                while not daemon.stop.requested:
+                    worker.turn()
+                worker.hand_over()
             finally:
                 worker.close()
     finally:
         follower.close()
         heart.close()
     return 0
+
+
+class _Waiting(NamedTuple):
+    """A request that was read and not begun."""
+
+    request: Request
+    time_ms: int
+    read_s: float
+
+
+class _Broken:
+    """The session of an environment that could not be opened: the episode ends with its error, without a reward."""
+
+    done = False
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def observe(self) -> Observation:
+        """Raise what opening raised."""
+        raise self._error
+
+    def act(self, text: str, truncated: bool) -> None:
+        """Never asked."""
+
+    def verdict(self) -> Verdict:
+        """Never asked."""
+        raise self._error
 
 
 @dataclasses.dataclass(slots=True)
@@ -74,7 +104,7 @@ class _Running:
 class RolloutWorker:
     """One session: an engine, an inbox, the episodes running."""
 
-    def __init__(self, daemon: Daemon, heart: Heart, follower: Follower, first: FetchedWeights) -> None:
+    def __init__(self, daemon: Daemon, heart: Heart, follower: Follower, first: FetchedWeights, inbox: Inbox) -> None:
         self._daemon, self._heart, self._follower = daemon, heart, follower
         self._table = daemon.table.rollout
         settings, task = daemon.settings, daemon.table.task
@@ -93,101 +123,71 @@ class RolloutWorker:
             max_model_len=self._table.max_model_len,
         )
         self._trajectories = topic(self._run_name, self._policy, "trajectories")
-        self._outbox = Outbox(daemon.log)
-        self._waiting: deque[tuple[Request, int]] = deque()
+        self._outbox = Outbox(daemon.log, window_bytes=settings.kafka.buffer_bytes // 4)
+        self._waiting: deque[_Waiting] = deque()
         self._running: dict[str, _Running] = {}
-        self._claims, self.inbox = self._look_around()
-        place = Place(topic(self._run_name, self._policy, "requests"), self.inbox)
-        self._reader = daemon.log.reader({place: daemon.log.bounds(place.topic)[self.inbox].end})
-        self._polled_s = 0.0
+        self._inbox = inbox
         self._tokens: deque[tuple[float, int]] = deque()
         self._counts: Counter[str] = Counter()
         self._swap_s = 0.0
+        _LOG.info("serving", engine=self._table.engine, version=str(self._engine.version), inbox=inbox.number)
 
-    def run(self) -> None:
-        """The loop."""
-        _LOG.info("serving", engine=self._table.engine, version=str(self._engine.version), inbox=self.inbox)
-        while not self._daemon.stop.requested:
-            self._take_requests()
-            self._start_ready()
-            self._advance()
-            self._outbox.settle()
-            self._swap()
-            self._beat(State.SERVING)
-        self._hand_over()
+    def turn(self) -> None:
+        """What one engine step takes with it."""
+        self._take_requests()
+        self._start_ready()
+        self._advance()
+        self._outbox.settle()
+        self._swap()
+        self._beat(State.SERVING)
 
     def close(self) -> None:
         """Let go of everything."""
-        self._reader.close()
+        self._inbox.close()
         self._outbox.close()
         self._engine.close()
 
-    # The inbox -----------------------------------------------------------------------------------------------------
-
-    def _look_around(self) -> tuple[Claims, int]:
-        """Who dispatches, and which inbox is used least, from what stands on control."""
-        place = Place(control_topic(self._run_name), 0)
-        bounds = self._daemon.log.bounds(place.topic)[0]
-        reader = self._daemon.log.reader({place: bounds.start})
-        claims = Claims()
-        inboxes: dict[str, int] = {}
-        try:
-            while reader.position(place) < bounds.end:
-                for envelope in reader.poll(0.5):
-                    record = read_record(envelope)
-                    if isinstance(record, Claim) and (record.role, record.policy) == ("dispatch", self._policy):
-                        claims.claim(record.epoch, record.nonce)
-                    if isinstance(record, Heartbeat) and (record.role, record.policy) == ("rollout", self._policy):
-                        gone = record.state is State.LEFT or record.name == self._daemon.name
-                        inboxes[record.name] = -1 if gone else record.inbox
-        finally:
-            reader.close()
-        used = Counter(inbox for inbox in inboxes.values() if inbox >= 0)
-        return claims, min(range(self._daemon.settings.run.inboxes), key=lambda inbox: (used[inbox], inbox))
+    # Requests ------------------------------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
-        idle = not self._running and not self._waiting
-        now = time.monotonic()
-        if not idle and now - self._polled_s < _POLL_EVERY_S:
-            return
-        self._polled_s = now
-        for envelope in self._reader.poll(0.02 if idle else 0.0):
-            self._take(envelope)
+        for request, time_ms in self._inbox.take(idle=not self._running and not self._waiting):
+            if self._has(request.id):
+                self._counts["repeated_requests"] += 1
+            else:
+                self._waiting.append(_Waiting(request, time_ms, time.monotonic()))
 
-    def _take(self, envelope: Envelope) -> None:
-        record = read_record(envelope)
-        if isinstance(record, Claim) and record.role == "dispatch":
-            self._claims.claim(record.epoch, record.nonce)
-        if not isinstance(record, Request):
-            return
-        self._claims.claim(record.epoch, record.nonce)  # its claim stands before it, perhaps before this session began
-        if not self._claims.owns(record.epoch, record.nonce):
-            self._counts["void_requests"] += 1
-        elif record.session == self._heart.session:
-            self._waiting.append((record, envelope.time_ms))
-
-    # Episodes ------------------------------------------------------------------------------------------------------
+    def _has(self, name: str) -> bool:
+        """Whether this attempt waits or runs here already: two dispatchers may ask for it one after the other."""
+        running = any(entry.episode.request.id == name for entry in self._running.values())
+        return running or any(entry.request.id == name for entry in self._waiting)
 
     def _start_ready(self) -> None:
         """Start what the weights are new enough for, while there is room here and the log takes what is finished."""
-        held: deque[tuple[Request, int]] = deque()
+        held: deque[_Waiting] = deque()
+        now = time.monotonic()
         while self._waiting and len(self._running) < self._table.concurrency:
             if len(self._outbox) > 4 * self._table.concurrency:
                 break
-            request, time_ms = self._waiting.popleft()
-            if request.min_version > self._engine.version.version:
-                held.append((request, time_ms))
-                continue
-            self._start(request, time_ms)
+            entry = self._waiting.popleft()
+            if now - entry.read_s > entry.request.lifetime_ms / 1000:
+                self._counts["expired_requests"] += 1  # what came of it would be late
+            elif entry.request.min_version > self._engine.version.version:
+                held.append(entry)
+            else:
+                self._start(entry.request, entry.time_ms)
         held.extend(self._waiting)
         self._waiting = held
 
     def _start(self, request: Request, time_ms: int) -> None:
-        session = self._environment.open(request.item, request.payload, request.seed)
+        session: Session
+        try:
+            session = self._environment.open(request.item, request.payload, request.seed)
+        except Exception as error:  # noqa: BLE001  # the edge to the environment: one bad item must not end the worker
+            session = _Broken(error)
         episode = Episode(request, request_time_ms=time_ms, session=session, codec=self._codec, worker=self._info)
-        self._go_on(request.id, episode, episode.start(), time.monotonic())
+        self._go_on(episode, episode.start(), time.monotonic())
 
-    def _go_on(self, name: str, episode: Episode, wanted: GenerationRequest | Trajectory, started_s: float) -> None:
+    def _go_on(self, episode: Episode, wanted: GenerationRequest | Trajectory, started_s: float) -> None:
         if isinstance(wanted, Trajectory):
             self._publish(wanted, started_s)
             return
@@ -209,7 +209,7 @@ class RolloutWorker:
                 continue
             self._tokens.append((now, len(generation.tokens)))
             wanted = running.episode.advance(generation)
-            self._go_on(running.episode.request.id, running.episode, wanted, running.started_s)
+            self._go_on(running.episode, wanted, running.started_s)
         overdue = [r for r in self._running.values() if now - r.started_s > self._table.episode_timeout_s]
         for running in overdue:
             self._engine.cancel(running.generation)
@@ -252,7 +252,7 @@ class RolloutWorker:
 
     # Ending --------------------------------------------------------------------------------------------------------
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
         """Finish what runs, within a limit, and publish it; what is not begun or not finished is asked of others."""
         self._waiting.clear()
         self._beat(State.DRAINING)
@@ -274,7 +274,7 @@ class RolloutWorker:
             self._tokens.popleft()
         self._heart.beat(
             state=state,
-            inbox=self.inbox,
+            inbox=self._inbox.number,
             capacity=self._table.concurrency,
             running=len(self._running),
             epoch=self._engine.version.epoch,
@@ -285,6 +285,7 @@ class RolloutWorker:
                 "unacknowledged": float(len(self._outbox)),
                 "published": float(self._outbox.acknowledged),
                 "swap_s": self._swap_s,
+                "void_requests": float(self._inbox.num_void),
                 **{name: float(count) for name, count in self._counts.items()},
             },
             labels={"engine": self._table.engine, "weights_error": self._follower.error[:200]},

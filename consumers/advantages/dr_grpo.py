@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from consumers.group_rewards import GroupRewards, Numbers, centred
 
 
-def dr_grpo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+def dr_grpo(group: GroupRewards) -> Numbers:
     """A_i = R_i - mean. Meant for a loss that divides by a constant length, as the paper does.
 
-    rewards: [G]. Equal rewards give exactly 0, and so does a lone sample.
+    Equal rewards give exactly 0, and so does a lone sample.
 
-    >>> dr_grpo(np.array([1.0, 0.0, 0.0, 1.0])).tolist()
+    >>> dr_grpo(GroupRewards.of([1.0, 0.0, 0.0, 1.0])).tolist()
     [0.5, -0.5, -0.5, 0.5]
     """
-    if len(rewards) < 2 or rewards.max() == rewards.min():
-        return np.zeros(len(rewards))
-    advantages: NDArray[np.float64] = rewards - rewards.mean()
-    return advantages
+    return centred(group.rewards)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from consumers.checks import check_not_negative
+from consumers.group_rewards import GroupRewards, Numbers, centred, standard_scores
+from schemas.errors import SettingError
+
+_DDOF = {"sample": 1, "population": 0}
 
 
-def grpo(rewards: NDArray[np.float64], *, eps: float = 1e-6) -> NDArray[np.float64]:
-    """A_i = (R_i - mean) / (std + eps), with the sample's standard deviation (ddof 1).
+def grpo(group: GroupRewards, *, std: str = "sample", eps: float = 1e-6) -> Numbers:
+    """A_i = (R_i - mean) / (std + eps).
 
-    rewards: [G]. Equal rewards give exactly 0, and so does a lone sample: its standard deviation is not a number, and
-    adding eps would not help.
+    `std`: "sample" (ddof 1, as most libraries), "population" (ddof 0) or "none" (no division: dr-grpo). Equal rewards
+    give exactly 0, and so does a lone sample: its standard deviation is not a number, and adding eps would not help.
 
-    >>> grpo(np.array([1.0, 0.0])).round(4).tolist()  # mean 0.5, std 0.7071
+    >>> grpo(GroupRewards.of([1.0, 0.0])).round(4).tolist()  # mean 0.5, std 0.7071
     [0.7071, -0.7071]
-    >>> grpo(np.array([0.7])).tolist()
+    >>> grpo(GroupRewards.of([1.0, 0.0]), std="population").round(4).tolist()  # std 0.5
+    [1.0, -1.0]
+    >>> grpo(GroupRewards.of([0.7])).tolist()
     [0.0]
     """
-    if len(rewards) < 2 or rewards.max() == rewards.min():
-        return np.zeros(len(rewards))
-    advantages: NDArray[np.float64] = (rewards - rewards.mean()) / (rewards.std(ddof=1) + eps)
-    return advantages
+    check_not_negative("grpo", "eps", eps)
+    if std == "none":
+        return centred(group.rewards)
+    if std not in _DDOF:
+        raise SettingError(f"grpo: std is {std!r}; it must be 'sample', 'population' or 'none'")
+    return standard_scores(group.rewards, ddof=_DDOF[std], eps=eps)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from consumers.group_rewards import GroupRewards, Numbers, centred
 
 
-def rloo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+def rloo(group: GroupRewards) -> Numbers:
     """A_i = R_i - sum over j != i of R_j / (G - 1) = G / (G - 1) (R_i - mean).
 
-    rewards: [G]. A lone sample has no others and gives exactly 0, never its raw reward; equal rewards give 0 too.
+    A lone sample has no others and gives exactly 0, never its raw reward; equal rewards give 0 too.
 
-    >>> rloo(np.array([1.0, 0.0, 0.5])).tolist()  # the others' means: 0.25, 0.75, 0.5
+    >>> rloo(GroupRewards.of([1.0, 0.0, 0.5])).tolist()  # the others' means: 0.25, 0.75, 0.5
     [0.75, -0.75, 0.0]
     """
-    size = len(rewards)
-    if size < 2 or rewards.max() == rewards.min():
-        return np.zeros(size)
-    advantages: NDArray[np.float64] = size / (size - 1) * (rewards - rewards.mean())
-    return advantages
+    num_members = len(group.rewards)
+    return centred(group.rewards) * (num_members / max(num_members - 1, 1))

@@ -10,7 +10,15 @@ from typing import Annotated
 
 import typer
 
-from infra.cli import config_commands, daemon_commands, log_commands, model_commands, run_commands, server_commands
+from infra.cli import (
+    config_commands,
+    daemon_commands,
+    dlq_commands,
+    log_commands,
+    model_commands,
+    run_commands,
+    server_commands,
+)
 
 app = typer.Typer(
     name="offsetrl",
@@ -21,7 +29,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 check failed, 2 wrong settings, 3 dependency away, 4 superseded, 5 deadline, 70 bug.",
 )
 
-for module in (server_commands, daemon_commands, run_commands, log_commands):
+for module in (server_commands, daemon_commands, run_commands, log_commands, dlq_commands):
     module.add(app)
 app.add_typer(config_commands.app, name="config")
 app.add_typer(model_commands.app, name="model")

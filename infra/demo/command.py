@@ -93,7 +93,11 @@ def _through(demo: Run, view: View, stop: Stop, json_path: Path | None, override
 
 
 def _prepare(demo: Run, view: View) -> None:
-    """Servers and models, at the same time."""
+    """What can be refused before anything starts; then servers and models, at the same time; then what these tell."""
+    for policy in demo.settings.policies:
+        for role in ("dispatch", "rollout", "process"):
+            preflight.check_settings(demo.settings, policy, role)
+    preflight.check_given_services(demo.settings)
     with ThreadPoolExecutor(1) as pool:
         servers = pool.submit(wiring.endpoints, demo.settings, start=True)
         for policy, table in demo.settings.policies.items():
@@ -102,11 +106,8 @@ def _prepare(demo: Run, view: View) -> None:
         found = servers.result()
     kind = "embedded " if found.embedded_kafka else ""
     view.say(f"{kind}broker at {found.bootstrap_servers}, object store at {found.s3_url or 'AWS'}")
-    preflight.check_run(demo.settings)
     preflight.check_services(demo.settings)
-    for policy in demo.settings.policies:
-        for role in ("dispatch", "rollout", "process", "train"):
-            preflight.check_settings(demo.settings, policy, role)
+    preflight.check_run(demo.settings)
 
 
 def _embedded_up(settings: Settings) -> bool:

@@ -82,7 +82,13 @@ class PolicyProgress:
         """What the next step waits for, in words."""
         if not self.published:
             return "version 0 of the weights (trainer)"
-        if not any(beat.state is State.SERVING for beat in self.of_role("rollout")):
+        in_use = [beat.version for beat in self.of_role("rollout") if beat.state is State.SERVING]
+        if not in_use:
             return "a rollout worker that serves"
+        if self.ledger.steps_done - max(in_use) > self.max_staleness:
+            return (
+                f"newer weights in a rollout worker: version {max(in_use)} is in use after {self.ledger.steps_done} steps, "
+                f"and may be at most {self.max_staleness} behind"
+            )
         waiting = [int(beat.metrics.get("waiting_groups", 0)) for beat in self.of_role("train")]
         return f"kept groups: {sum(waiting)} wait, a batch needs more"

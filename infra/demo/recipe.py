@@ -11,7 +11,7 @@ import tomlkit
 from schemas.errors import SettingError
 from schemas.names import check_name, nearest
 
-STEPS = 120
+STEPS = 150
 ALPHABET = "0123456789>"
 MODEL_OPTIONS = ("--layers", "2", "--hidden", "96", "--heads", "3", "--max-positions", "64", "--untied",
                  "--init-std", "0.1", "--rope-theta", "100")  # fmt: skip

@@ -66,15 +66,21 @@ def is_formatted(folder: Path) -> bool:
     return (folder / "data" / "meta.properties").exists()
 
 
+def cluster_id() -> str:
+    """A new random id, as Kafka writes them; never one that begins with '-', which the tool would take for an option."""
+    while (drawn := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return drawn
+
+
 def format_storage(java: Java, jars: Sequence[Path], folder: Path) -> None:
     """Make a new data folder, once in its life. Raises DependencyError with what Kafka said."""
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     command = [
         *_jvm(java, jars, folder),
         "-Xshare:auto",
         "-Xmx128m",
         "kafka.tools.StorageTool",
-        *("format", "-t", cluster, "-c", str(folder / "server.properties")),
+        *("format", "-t", cluster_id(), "-c", str(folder / "server.properties")),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False, cwd=folder)
     if done.returncode != 0:

@@ -129,6 +129,8 @@ def up(table: EmbeddedTable, bucket: str, only: Collection[str] = BOTH) -> Endpo
         if pending:
             _check_disk(state)
             _java()  # before anything starts: an error here names everything that was looked at
+            for kind in pending:
+                _numbers(kind, state / kind.name)  # a port in use keeps the other server from starting too
         with ThreadPoolExecutor(len(BOTH)) as pool:
             for start in [pool.submit(_start, kind, state / kind.name) for kind in pending]:
                 start.result()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra import s3_store as s3_module
@@ -120,6 +120,7 @@ def test_a_key_that_might_lead_elsewhere_is_refused(store: ObjectStore, key: str
             call()
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_a_checked_key_stays_below_its_folder(key: str) -> None:
     try:

@@ -18,8 +18,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     """The shared folder; the first demo in it starts its own servers, as a newcomer's does."""
     home = Home(tmp_path_factory.mktemp("home"))
     yield home
-    home.command("down", "--set", f'embedded.state="{home.folder / "state"}"').expect()
-    wait_until(lambda: not home.left(), f"the end of {home.left()}")
+    end(home)
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +41,14 @@ def fresh(tmp_path: Path, home: Home, finished: Finished) -> Iterator[Home]:
     fresh = Home(tmp_path / "fresh")
     shutil.copytree(home.folder / "models", fresh.folder / "models")
     yield fresh
-    fresh.command("down", "--set", f'embedded.state="{fresh.folder / "state"}"').expect()
-    wait_until(lambda: not fresh.left(), f"the end of {fresh.left()}")
+    end(fresh)
+
+
+def end(home: Home) -> None:
+    """Stop its servers; then nothing of it may be left."""
+    if (home.folder / "state").exists():
+        home.command("down", "--set", f'embedded.state="{home.folder / "state"}"').expect()
+    wait_until(lambda: not home.left(), f"the end of {home.left()}")
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,11 @@ from support.demo import Finished, Home
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-FIELDS = ["engine", "seconds_to_first_step", "seconds_total", "reward_first", "reward_last", "steps", "versions_published", "versions_in_trained_tokens", "produced", "trained", "dropped", "dead_lettered", "late", "superseded", "pending", "unaccounted", "twice", "max_staleness_allowed", "max_staleness_seen", "ok"]
+FIELDS = {
+    *("engine", "seconds_to_first_step", "seconds_total", "reward_first", "reward_last", "steps", "versions_published"),
+    *("versions_in_trained_tokens", "produced", "trained", "dropped", "dead_lettered", "late", "superseded", "pending"),
+    *("unaccounted", "twice", "max_staleness_allowed", "max_staleness_seen", "ok"),
+}
 
 
 def books_close(figures: Finished) -> None:
@@ -25,7 +29,7 @@ def books_close(figures: Finished) -> None:
 
 def test_it_passes_from_an_empty_folder(finished: Finished) -> None:
     found = finished.figures
-    assert set(FIELDS) <= set(found)
+    assert set(found) >= FIELDS
     assert found["ok"] is True and found["engine"] == "transformers"
     assert found["steps"] == 30 and found["versions_published"] == 31
     assert found["versions_in_trained_tokens"] >= 5

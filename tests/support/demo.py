@@ -58,7 +58,9 @@ class Finished:
 
     def expect(self, code: int = 0) -> Finished:
         """Itself, if it ended so; else everything that helps to find out why not."""
-        assert self.code == code, f"{' '.join(self.arguments)}: exit code {self.code}, not {code}\n{self.out}\n{self.logs}"
+        assert self.code == code, (
+            f"{' '.join(self.arguments)}: exit code {self.code}, not {code}\n{self.out}\n{self.logs}"
+        )
         return self
 
     @property
@@ -135,7 +137,9 @@ class Home:
 
     def daemons(self) -> list[str]:
         """Command lines of this home's processes that are no servers: servers may stay, daemons may not."""
-        return [" ".join(line) for _, line in self.processes() if not any("-Doffsetrl.server=" in part for part in line)]
+        return [
+            " ".join(line) for _, line in self.processes() if not any("-Doffsetrl.server=" in part for part in line)
+        ]
 
 
 class Running:

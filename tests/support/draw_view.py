@@ -15,12 +15,11 @@ from pathlib import Path
 from rich.console import Console
 
 from infra import wiring
-from infra.audit import read_all
 from infra.config import load
 from infra.demo.progress import PolicyProgress
 from infra.demo.view import picture
 from infra.log import Envelope, Log, Place
-from infra.ownership import read_record
+from infra.ownership import read_all, read_record
 from infra.settings import Settings
 from schemas.names import control_topic, topic
 

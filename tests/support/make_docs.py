@@ -113,22 +113,45 @@ def settings_page() -> str:
         "Only `policies.NAME.model` has no default.",
     ]
     for heading, model in _tables(Settings):
-        lines += ["", f"## {heading}", "", f"{_about(model)}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
-        lines += [_setting(name, field) for name, field in model.model_fields.items() if not _is_table(field.annotation)]
+        lines += [
+            "",
+            f"## {heading}",
+            "",
+            f"{_about(model)}",
+            "",
+            "| key | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            _setting(name, field) for name, field in model.model_fields.items() if not _is_table(field.annotation)
+        ]
     lines += ["", "## Names of components", "", "One of your own is given as `package.module:name` in their place."]
     for kind, key, table in components():
-        lines += ["", f"**{kind}** (`{key}`)", "", "| name | what |", "|---|---|"]
-        for name, target in table.items():
-            said = first_line(Path(target.partition(":")[0].replace(".", "/") + ".py"))
-            if "reductions" in target:
-                said = "see `trainers/reductions.py` for the formula"
-            lines.append(f"| `{name}` | {said} |")
+        lines += ["", f"**{kind}** (`{key}`)", "", "| name | what | its own settings |", "|---|---|---|"]
+        lines += [f"| `{name}` | {' | '.join(_component(name, target))} |" for name, target in table.items()]
     return NOTE + "\n".join(lines) + "\n"
+
+
+def _component(name: str, target: str) -> tuple[str, str]:
+    """What a component is, and its keyword-only parameters; read without importing it, which may take seconds."""
+    module, _, function = target.partition(":")
+    path = Path(module.replace(".", "/") + ".py")
+    body = ast.parse((ROOT / path).read_text("utf-8")).body
+    (found,) = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == function]
+    said = first_line(path).removeprefix(f"{name}: ")
+    if module.endswith("reductions"):
+        said = (ast.get_docstring(found) or "").partition("\n")[0]
+    settings = [
+        f"`{argument.arg}: {ast.unparse(argument.annotation) if argument.annotation else 'Any'}"
+        + (f" = {ast.unparse(default)}`" if default is not None else "` (needed)")
+        for argument, default in zip(found.args.kwonlyargs, found.args.kw_defaults, strict=True)
+    ]
+    return said.replace("|", "\\|"), ", ".join(settings).replace("|", "\\|")
 
 
 def components() -> list[tuple[str, str, Mapping[str, str]]]:
     """(kind, setting that names it, table of names)."""
-    from consumers.components import ADVANTAGES, FILTERS, GROUP_FILTERS
+    from consumers.components import ADVANTAGES, FILTERS, GROUP_FILTERS, SHAPING
     from producers.engines import ENGINES
     from producers.environments import ENVIRONMENTS
     from trainers.corrections import CORRECTIONS
@@ -139,6 +162,7 @@ def components() -> list[tuple[str, str, Mapping[str, str]]]:
     return [
         ("Environments", f"{at}.task.environment", ENVIRONMENTS),
         ("Engines", f"{at}.rollout.engine", ENGINES),
+        ("Shaping of rewards", f"{at}.process.shaping", SHAPING),
         ("Filters of members", f"{at}.process.filters", FILTERS),
         ("Filters of groups", f"{at}.process.group_filters", GROUP_FILTERS),
         ("Advantages", f"{at}.process.advantage", ADVANTAGES),
@@ -327,7 +351,12 @@ def _option(parameter: Any) -> str:
     takes = "" if plain else " " + (parameter.metavar or parameter.bare_type().strip("<>").upper())
     said = (getattr(parameter, "help", None) or "").replace("|", "\\|")
     default = parameter.default
-    if not is_argument and default not in (None, "", False, 0, [], 0.0) and not callable(default) and "default" not in said:
+    if (
+        not is_argument
+        and default not in (None, "", False, 0, [], 0.0)
+        and not callable(default)
+        and "default" not in said
+    ):
         said += f" Default: `{default}`."
     return f"| `{names}{takes}` | {said}{' Needed.' if parameter.required else ''} |"
 

@@ -2,35 +2,68 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from consumers.group_rewards import GroupRewards, Numbers
 from schemas.records import Trajectory
 
 
-def raw(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+def raw(group: GroupRewards) -> Numbers:
     """The rewards themselves: not relative to the group."""
-    return rewards
+    return group.rewards
 
 
-def raises(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+def raises(group: GroupRewards) -> Numbers:
     """A bug that shows for some groups only."""
+    rewards = group.rewards
     if len(rewards) > 1 and rewards[0] > rewards[1]:
         raise IndexError("a bug")
-    centred: NDArray[np.float64] = rewards - rewards.mean()
+    centred: Numbers = rewards - rewards.mean()
     return centred
 
 
-def not_finite(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+def not_finite(group: GroupRewards) -> Numbers:
     """Divides by nothing."""
-    return rewards / 0.0
+    return group.rewards / 0.0
 
 
-def one_number(rewards: NDArray[np.float64]) -> float:
+def one_number(group: GroupRewards) -> float:
     """Not one for each member."""
-    return float(rewards.mean())
+    return float(group.rewards.mean())
+
+
+def writes(group: GroupRewards) -> Numbers:
+    """Changes what the next component would see."""
+    group.rewards[:] = 0.0
+    return group.rewards
 
 
 def says_kept(trajectory: Trajectory) -> str:
     """A reason that would read as its opposite."""
     return "kept"
+
+
+def odd_seeds(trajectory: Trajectory, *, remainder: int = 1) -> str | None:
+    """A filter of one's own, with a setting."""
+    return "odd-seed" if trajectory.seed % 2 == remainder else None
+
+
+def best_is_rare(group: GroupRewards, *, most: int) -> str | None:
+    """A group filter of one's own: drops a group in which more than `most` reach its best reward."""
+    return "too-many-best" if int((group.rewards == group.rewards.max()).sum()) > most else None
+
+
+def above_best_other(group: GroupRewards, *, scale: float = 1.0) -> Numbers:
+    """An estimator of one's own: distance from the best of the others."""
+    rewards = group.rewards
+    others = [max(float(r) for j, r in enumerate(rewards) if j != i) for i in range(len(rewards))]
+    distances: Numbers = scale * (rewards - others)
+    return distances
+
+
+def bonus(trajectory: Trajectory, reward: float, *, each: float) -> float:
+    """Shaping of one's own: something for every turn."""
+    return reward + each * sum(segment.role == "sampled" for segment in trajectory.segments)
+
+
+def no_number(trajectory: Trajectory, reward: float) -> float:
+    """Shaping that divides by nothing."""
+    return reward * float("inf")

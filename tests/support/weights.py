@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save
 
 from infra.store import ObjectStore
-from infra.weights.manifest import Manifest
+from infra.weights.fetch import fetch, load_manifest
+from infra.weights.manifest import MANIFEST_NAME, Manifest
 from infra.weights.publish import Published, publish
 from schemas.records import Announcement
 
@@ -50,3 +52,9 @@ def put(
         run=RUN, policy=POLICY, epoch=epoch, nonce=nonce, version=version, step=version - 1,
         files=model(version, num_shards) if files is None else files, parent=parent,
     )  # fmt: skip
+
+
+def take(store: ObjectStore, manifest: Manifest, root: Path) -> dict[str, bytes]:
+    """The files of a version, fetched under `root`."""
+    folder = fetch(store, load_manifest(store, RUN, POLICY, manifest.name, manifest.digest), manifest.digest, root)
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST_NAME}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from consumers.components import ADVANTAGES, FILTERS, GROUP_FILTERS, make_recipe
+from consumers.components import ADVANTAGES, FILTERS, GROUP_FILTERS, SHAPING, make_recipe
+from consumers.group_rewards import GroupRewards
 from schemas.components import load
 from schemas.errors import SettingError
 from support.samples import trajectory
 
 
-@pytest.mark.parametrize("table", [FILTERS, GROUP_FILTERS, ADVANTAGES])
+@pytest.mark.parametrize("table", [SHAPING, FILTERS, GROUP_FILTERS, ADVANTAGES])
 def test_every_name_in_a_table_is_there(table: dict[str, str]) -> None:
     for name in table:
         assert load("component", name, table).__name__ == name.replace("-", "_")
@@ -27,13 +27,13 @@ def test_settings_are_bound_by_component() -> None:
         group_size=4,
     )
     assert recipe.filters[0](trajectory()) == "max-tokens"
-    assert recipe.group_filters[0](np.array([0.0, 0.4])) == "zero-spread"
-    assert recipe.advantage(np.array([0.0, 1.0]))[1] == pytest.approx(0.5 / (0.5**0.5 + 1))
+    assert recipe.group_filters[0](GroupRewards.of([0.0, 0.4])) == "zero-spread"
+    assert recipe.advantage(GroupRewards.of([0.0, 1.0]))[1] == pytest.approx(0.5 / (0.5**0.5 + 1))
 
 
 def test_one_of_your_own_is_found_by_its_path() -> None:
     recipe = make_recipe(advantage="support.processor_components:raw", group_size=1)
-    assert recipe.advantage(np.array([0.5])).tolist() == [0.5]
+    assert recipe.advantage(GroupRewards.of([0.5])).tolist() == [0.5]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
 from consumers.filters.invalid_reward import invalid_reward
 from consumers.filters.max_tokens import max_tokens
 from consumers.filters.truncated import truncated
 from consumers.group_filters.zero_spread import zero_spread
+from consumers.group_rewards import GroupRewards
 from schemas.records import REWARDED, Finish, Status
 from support.samples import trajectory
 
@@ -45,7 +45,7 @@ def test_truncated_looks_at_status_and_finish() -> None:
 
 
 def test_zero_spread_looks_at_the_range() -> None:
-    assert zero_spread(np.array([0.2, 0.2, 0.2])) == "zero-spread"
-    assert zero_spread(np.array([0.2])) == "zero-spread"
-    assert zero_spread(np.array([0.2, 0.2, 0.3])) is None
-    assert zero_spread(np.array([0.2, 0.25]), tol=0.1) == "zero-spread"
+    assert zero_spread(GroupRewards.of([0.2, 0.2, 0.2])) == "zero-spread"
+    assert zero_spread(GroupRewards.of([0.2])) == "zero-spread"
+    assert zero_spread(GroupRewards.of([0.2, 0.2, 0.3])) is None
+    assert zero_spread(GroupRewards.of([0.2, 0.25]), tol=0.1) == "zero-spread"

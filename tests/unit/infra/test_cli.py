@@ -191,6 +191,7 @@ def test_commands_hand_plain_values_to_their_modules(config: Path, monkeypatch: 
         "steps": 9,
         "folder": Path("demo"),
         "json_path": Path("out.json"),
+        "stall_s": 120.0,
     }
     settings = load(config, [], {}).settings
     assert audit == (run_commands.AUDIT, (settings,), {"policies": ["main"], "json_path": None})

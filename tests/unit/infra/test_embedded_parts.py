@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import uuid
 import zipfile
 from pathlib import Path
 
@@ -162,6 +163,12 @@ def test_broker_configuration(tmp_path: Path) -> None:
     assert "auto.create.topics.enable=false" in lines
     assert "listeners=PLAINTEXT://127.0.0.1:20001,CONTROLLER://127.0.0.1:20002" in lines
     assert not kafka_server.is_formatted(tmp_path)
+
+
+def test_a_cluster_id_is_never_taken_for_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter([uuid.UUID(bytes=bytes([0xF8]) + bytes(15)), uuid.UUID(bytes=bytes([0x10]) + bytes(15))])
+    monkeypatch.setattr(uuid, "uuid4", lambda: next(drawn))
+    assert kafka_server.cluster_id() == "EAAAAAAAAAAAAAAAAAAAAA"
 
 
 def test_credentials_stay_and_differ_by_folder(tmp_path: Path) -> None:

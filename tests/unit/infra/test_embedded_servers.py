@@ -198,7 +198,7 @@ def test_a_configured_port_in_use_is_refused_with_its_holder(tmp_path: Path) -> 
         holder.bind((ports.HOST, port))
         holder.listen()
         with pytest.raises(SettingError, match=rf"embedded.kafka_port is {port}, .*pid {os.getpid()}"):
-            servers.up(EmbeddedTable(state=tmp_path, kafka_port=port), "first-bucket", only=["kafka"])
+            servers.up(EmbeddedTable(state=tmp_path, kafka_port=port), "first-bucket")
     assert ours(tmp_path) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.log import TopicSpec
@@ -63,6 +63,7 @@ def test_the_newest_announcement_of_the_owner_is_the_head() -> None:
         ([claim(2), claim(1), said(1, 3), said(2, 1)], Version(2, 1)),
         ([claim(2), claim(2, nonce="second"), said(2, 1, nonce="second"), said(2, 0)], Version(2, 0)),
         ([claim(3, head=Version(2, 7))], Version(2, 7)),
+        ([claim(1), said(1, 2), claim(1)], Version(1, 2)),
         ([said(1, 40), said(2, 39)], Version(2, 39)),
     ],
 )
@@ -125,6 +126,7 @@ def compacted(records: Sequence[Record], cleaned: int) -> list[Record]:
     return [record for at, record in enumerate(records) if at >= cleaned or at in last.values()]
 
 
+@settings(deadline=None)
 @given(histories())
 def test_heads_only_rise_and_come_from_the_owner(records: list[Record]) -> None:
     heads, versions = Heads(RUN, POLICY), [-1]
@@ -139,6 +141,7 @@ def test_heads_only_rise_and_come_from_the_owner(records: list[Record]) -> None:
     assert versions == sorted(set(versions))
 
 
+@settings(deadline=None)
 @given(histories(), st.data())
 def test_compaction_changes_nothing(records: list[Record], data: st.DataObject) -> None:
     full, cleaned, kept = head_of(records), 0, list(records)
@@ -148,6 +151,7 @@ def test_compaction_changes_nothing(records: list[Record], data: st.DataObject) 
         assert head_of(kept) == full
 
 
+@settings(deadline=None)
 @given(histories(), st.data())
 def test_whoever_reads_on_after_compaction_comes_to_the_same(records: list[Record], data: st.DataObject) -> None:
     """A reader that saw everything up to some point, and then the compacted rest."""

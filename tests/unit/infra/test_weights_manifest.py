@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import save
@@ -124,6 +124,7 @@ def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
         parse(data)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_damaged_manifest_is_refused_or_another_one(data: st.DataObject) -> None:
     good = Manifest(**GOOD)
@@ -200,6 +201,7 @@ def test_a_hostile_header_is_refused(data: bytes) -> None:
         read_header(data)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(0, 255))
 def test_a_damaged_header_never_raises_anything_else(at: int, value: int) -> None:
     data = bytearray(shard(1, size=2))
