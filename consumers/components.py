@@ -5,6 +5,7 @@ A new one needs a file, a line in its table here and a test file. One of your ow
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -122,10 +123,9 @@ def _check_sizes(recipe: Recipe, advantage: str, group_size: int) -> None:
 
 def _probe_group(num_members: int) -> GroupRewards:
     """A group to try settings on: rewards of 0.75 and above, and every part that may be asked for."""
-    rewards = 0.75 + np.arange(num_members)
-    group = GroupRewards.of(rewards)
-    parts: defaultdict[str, Numbers] = defaultdict(lambda: rewards, {"any": rewards})
-    return GroupRewards(rewards=group.rewards, raw=group.raw, lengths=group.lengths, parts=parts, size=num_members)
+    group = GroupRewards.of([0.75 + index for index in range(num_members)])
+    parts: defaultdict[str, Numbers] = defaultdict(lambda: group.raw, any=group.raw)
+    return dataclasses.replace(group, parts=parts)
 
 
 def _probe_member(settings: Mapping[str, Mapping[str, Any]]) -> Trajectory:

@@ -62,7 +62,9 @@ def audit(log: Log, run: str, policy: str, *, max_tokens: int, source: Source | 
     ledger = _read_ledger(log, topic(run, policy, "steps"))
     outcomes = _read_outcomes(log, topic(run, policy, "samples"))
     books = Books()
-    books.dead_lettered = _read_dead_letters(log, run, policy, source)
+    # An upgraded processor may read again, and use, what an older one could not: then its outcome counts, not the letter.
+    used = {At(p, member.offset) for p, chain in outcomes.items() for _, outcome in chain for member in outcome.members}
+    books.dead_lettered = _read_dead_letters(log, run, policy, source) - used
     last = {partition: chain[-1][1].closing_offset if chain else -1 for partition, chain in outcomes.items()}
     written = {(p, outcome.closing_offset) for p, chain in outcomes.items() for _, outcome in chain}
     _read_trajectories(log, source, books, last, written, max_tokens)
@@ -148,13 +150,15 @@ def _read_trajectories(
         for envelope in read_all(log, Place(name, partition), bounds):
             at = At(partition, envelope.offset)
             books.records.add(at)
+            if at in books.dead_lettered:
+                continue  # its processor passed over it, even where this version could read it
             record = read_record(envelope)
             if isinstance(record, Close):
                 books.closes.add(at)
                 ended(closer.close(record.group, offset=envelope.offset, time_ms=envelope.time_ms))
             elif isinstance(record, Trajectory) and _sound(record, source, partition, max_tokens):
                 _enter_trajectory(books, closer, ended, at, envelope.time_ms, record)
-            elif at not in books.dead_lettered and envelope.offset > last[partition]:
+            elif envelope.offset > last[partition]:
                 books.awaiting_outcome.add(at)  # unreadable, and the processor has not come to it yet
         books.open_members.update(At(partition, offset) for _, _, offset, _ in closer.open_members())
 

@@ -151,15 +151,14 @@ class _Fold:
         self._seen = seen
         self._closer: GroupCloser[None] = GroupCloser()
         self._replayed: set[bytes] = set()
-        self._differing: set[int] = set()
         self._end = bounds.end
         wanted = {letter.origin.offset: seen[letter.origin].digest for letter in letters}
         for arrived in arrivals(log, source, partition, bounds, dead=dead, max_tokens=max_tokens, closer=self._closer):
             envelope = arrived.envelope
             self._replayed.update(value for header, value in envelope.headers if header == REPLAYED_HEADER)
-            digest = wanted.get(envelope.offset)
-            if digest is not None and digest != _digest(envelope):
-                self._differing.add(envelope.offset)
+            if envelope.offset in wanted and wanted[envelope.offset] == _digest(envelope):
+                del wanted[envelope.offset]
+        self._differing = {offset for offset in wanted if offset >= bounds.start}  # below: retention took the origin
 
     def fate(self, letter: Letter, used: bool, now_ms: int, force: bool) -> Fate:
         """What will become of a letter behind those asked for before."""

@@ -79,7 +79,7 @@ def sentences(side: Side) -> list[str]:
     found = []
     for difference, unit, more, less in (
         (side.length, "sampled tokens", "longer ones", "shorter ones"),
-        (side.reward, "of group reward", "easier items", "harder items"),
+        (side.reward, "group reward", "easier items", "harder items"),
     ):
         if difference is None:
             continue
@@ -89,7 +89,7 @@ def sentences(side: Side) -> list[str]:
             text = f"no difference in {unit} seen ({_signed(difference.difference)}, {_interval(difference)})"
         else:
             which = more if difference.direction > 0 else less
-            text = f"{which} are left out more: {_signed(difference.difference)} {unit}, {_interval(difference)}"
+            text = f"{which} are left out more: {_signed(difference.difference)} in {unit}, {_interval(difference)}"
         found.append(f"{side.fate}: {text}")
     return found
 

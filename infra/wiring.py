@@ -30,20 +30,25 @@ def endpoints(settings: Settings, *, start: bool = False) -> Endpoints:
 
     With `start`, embedded servers that do not run are started. Raises SettingError when they never were.
     """
-    own_kafka, own_s3 = bool(settings.kafka.bootstrap_servers), _is_own(settings.s3)
+    needed = embedded(settings)
     bootstrap, s3_url = settings.kafka.bootstrap_servers, settings.s3.endpoint_url
     access_key, secret_key = _keys(settings.s3)
-    needed = [name for name, own in (("kafka", own_kafka), ("s3", own_s3)) if not own]
     if needed:
         from infra.embedded import servers
 
         table = settings.embedded
         found = servers.up(table, settings.s3.bucket, needed) if start else servers.endpoints(table.state, needed)
         bootstrap = bootstrap or found.bootstrap_servers
-        if not own_s3:
+        if "s3" in needed:
             s3_url, access_key, secret_key = found.s3_url, found.access_key, found.secret_key
             redact.add([found.secret_key])
-    return Endpoints(bootstrap, s3_url, access_key, secret_key, not own_kafka, not own_s3)
+    return Endpoints(bootstrap, s3_url, access_key, secret_key, "kafka" in needed, "s3" in needed)
+
+
+def embedded(settings: Settings) -> list[str]:
+    """Which of `kafka` and `s3` are the embedded servers."""
+    own = {"kafka": bool(settings.kafka.bootstrap_servers), "s3": _is_own(settings.s3)}
+    return [name for name, given in own.items() if not given]
 
 
 def open_log(settings: Settings, client_id: str) -> Log:

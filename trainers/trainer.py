@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -28,8 +29,10 @@ from schemas.rules.ledger import Ledger
 from schemas.rules.planning import Chosen, choose, set_aside
 from schemas.seeds import derive_seed
 from trainers.backlog import Backlog, SamplesPosition
-from trainers.learner import Learner
 from trainers.publisher import Publisher
+
+if TYPE_CHECKING:
+    from trainers.learner import Learner
 
 _SEND_S = 30.0
 _CATCH_UP_S = 300.0
@@ -51,6 +54,13 @@ def run(daemon: Daemon) -> int:
         training.close()
         heart.close()
     return 0
+
+
+def make_learner(daemon: Daemon) -> Learner:
+    """The learner of a daemon's policy; torch is imported here, so that nothing else of this file needs it."""
+    from trainers.learner import Learner
+
+    return Learner(daemon)
 
 
 class Training:
@@ -106,7 +116,7 @@ class Trainer:
         self._steps = Place(self._steps_topic, 0)
         self.ledger = Ledger()
         self._ownership = Ownership("train", self._run_name, self._policy, [self._steps])
-        self._learner = Learner(daemon)
+        self._learner = make_learner(daemon)
         self._publisher: Publisher | None = None
         self._backlog = Backlog(self._run_name, self._policy, {})
         self._idle_s, self._starved_at = 0.0, time.monotonic()

@@ -34,7 +34,8 @@ def demo(
         "demo"
     ),
     stall_s: Annotated[
-        float, typer.Option(min=1, help="Give up after so long without a step or a version, seconds.")
+        float,
+        typer.Option(min=1, help="After the first step: give up after so long without a step or a version, seconds."),
     ] = 120.0,
     overrides: Sets = [],  # noqa: B006
     verbose: Verbose = 0,

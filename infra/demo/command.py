@@ -18,6 +18,7 @@ from infra.audit_command import audit_policy
 from infra.config import load
 from infra.demo import checks, recipe
 from infra.demo.children import children, make_model
+from infra.demo.keeper import Keeper
 from infra.demo.run import Run
 from infra.demo.view import View
 from infra.demo.watch import Watch
@@ -98,6 +99,7 @@ def _prepare(demo: Run, view: View) -> None:
         for role in ("dispatch", "rollout", "process"):
             preflight.check_settings(demo.settings, policy, role)
     preflight.check_given_services(demo.settings)
+    _check_embedded(demo.settings)
     with ThreadPoolExecutor(1) as pool:
         servers = pool.submit(wiring.endpoints, demo.settings, start=True)
         for policy, table in demo.settings.policies.items():
@@ -108,6 +110,12 @@ def _prepare(demo: Run, view: View) -> None:
     view.say(f"{kind}broker at {found.bootstrap_servers}, object store at {found.s3_url or 'AWS'}")
     preflight.check_services(demo.settings)
     preflight.check_run(demo.settings)
+
+
+def _check_embedded(settings: Settings) -> None:
+    from infra.embedded import servers
+
+    servers.check(settings.embedded, wiring.embedded(settings))
 
 
 def _embedded_up(settings: Settings) -> bool:
@@ -127,8 +135,11 @@ def _down(settings: Settings) -> None:
 
 def _watch(demo: Run, view: View, watch: Watch, supervisor: Supervisor, stop: Stop, stall_s: float) -> None:
     """Until every policy has its steps. Raises DeadlineExceeded naming what was waited for."""
+    keeper = Keeper(demo.settings)
     while not watch.done:
         watch.poll(0.25)
+        if again := keeper.tend():
+            view.say(f"embedded {' and '.join(again)} had died; started again")
         if math.isnan(demo.seconds_to_first_step) and any(p.ledger.steps_done for p in watch.policies.values()):
             demo.seconds_to_first_step = time.monotonic() - demo.started_s
             view.say(f"first step trained after {demo.seconds_to_first_step:.1f} s")
@@ -139,8 +150,11 @@ def _watch(demo: Run, view: View, watch: Watch, supervisor: Supervisor, stop: St
             raise OffsetRLError(f"{name} ended with code {code} and is not started again:\n{supervisor.tail(name)}")
         if stop.requested:
             raise DeadlineExceeded("interrupted before the end of the run")
-        if time.monotonic() - watch.moved_at_s > stall_s:
-            raise DeadlineExceeded(_stalled(watch, supervisor, stall_s))
+        limit_s = (
+            max(stall_s, STALL_S) if math.isnan(demo.seconds_to_first_step) else stall_s
+        )  # starting takes its time
+        if time.monotonic() - watch.moved_at_s > limit_s:
+            raise DeadlineExceeded(_stalled(watch, supervisor, limit_s))
 
 
 def _stalled(watch: Watch, supervisor: Supervisor, stall_s: float) -> str:

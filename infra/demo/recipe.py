@@ -11,7 +11,7 @@ import tomlkit
 from schemas.errors import SettingError
 from schemas.names import check_name, nearest
 
-STEPS = 150
+STEPS = 120
 ALPHABET = "0123456789>"
 MODEL_OPTIONS = ("--layers", "2", "--hidden", "96", "--heads", "3", "--max-positions", "64", "--untied",
                  "--init-std", "0.1", "--rope-theta", "100")  # fmt: skip
@@ -34,11 +34,11 @@ def choose_engine(engine: str) -> str:
 
 
 def policy_table(model: str, engine: str, steps: int, place: int) -> dict[str, Any]:
-    """Settings of one policy. The second and later ones differ in task size, estimator and pace."""
+    """Settings of one policy. The second and later ones differ in estimator, batch and pace."""
     own = place == 0
     return {
         "model": model,
-        "task": {"environment": "sort-digits", "settings": {"digits": 4 if own else 3}},
+        "task": {"environment": "sort-digits", "settings": {"digits": 3}},
         "sampling": {"temperature": 1.0, "max_tokens": 6},
         "dispatch": {
             "group_size": 16,
@@ -50,7 +50,7 @@ def policy_table(model: str, engine: str, steps: int, place: int) -> dict[str, A
         "rollout": {"engine": engine, "concurrency": 256, "max_model_len": 32, "threads": 1},
         "process": {"group_filters": ["zero-spread"], "advantage": "grpo" if own else "rloo"},
         "train": {
-            "batch_groups": 16,
+            "batch_groups": 16 if own else 12,
             "max_staleness": 2,
             "steps": steps,
             "learning_rate": 1e-3,

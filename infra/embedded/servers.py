@@ -127,16 +127,30 @@ def up(table: EmbeddedTable, bucket: str, only: Collection[str] = BOTH) -> Endpo
     with _lock(state):
         pending = [kind for kind in kinds if not _runs(kind, state / kind.name)]
         if pending:
-            _check_disk(state)
-            _java()  # before anything starts: an error here names everything that was looked at
-            for kind in pending:
-                _numbers(kind, state / kind.name)  # a port in use keeps the other server from starting too
+            _check_start(pending, state)
         with ThreadPoolExecutor(len(BOTH)) as pool:
             for start in [pool.submit(_start, kind, state / kind.name) for kind in pending]:
                 start.result()
         if S3 in only:
             (state / S3 / "data" / bucket).mkdir(parents=True, exist_ok=True)  # another bucket of a running store
     return endpoints(state, only)
+
+
+def check(table: EmbeddedTable, only: Collection[str] = BOTH) -> None:
+    """What `up` would refuse before it starts anything: too little disk, no Java, a port in use. Raises SettingError."""
+    state = table.state.resolve()
+    state.mkdir(parents=True, exist_ok=True)
+    absent = dead(state, only)
+    _check_start([kind for kind in (_Kafka(table), _S3(table, "")) if kind.name in absent], state)
+
+
+def _check_start(kinds: Collection[_Kind], state: Path) -> None:
+    """For all before any is started: an error names everything that was looked at, and leaves nothing running."""
+    if kinds:
+        _check_disk(state)
+        _java()
+    for kind in kinds:
+        _numbers(kind, state / kind.name)
 
 
 def endpoints(state: Path, only: Collection[str] = BOTH) -> Endpoints:
@@ -170,6 +184,11 @@ def down(state: Path, only: Collection[str] = BOTH, grace_s: float = GRACE_S) ->
 def status(state: Path) -> list[ServerStatus]:
     """Both servers as they are now; changes nothing, waits for nobody."""
     return [_status(kind, state.resolve() / kind.name) for kind in (_Kafka(EmbeddedTable()), _S3(EmbeddedTable(), ""))]
+
+
+def dead(state: Path, only: Collection[str] = BOTH) -> list[str]:
+    """Servers of this state folder that have no process; asks none whether it answers."""
+    return [name for name in only if process.find(name, state.resolve() / name) is None]
 
 
 def _status(kind: _Kind, folder: Path) -> ServerStatus:

@@ -123,6 +123,8 @@ def commands(page: Path) -> Iterator[str]:
         for piece in re.split(r"\n|\||&&|;|&(?!\d)|\bdo\b|\buntil\b", re.sub(r"#.*", "", body)):
             if piece.strip().startswith("offsetrl "):
                 yield re.sub(r"\s*\d?>\s*\S+", "", piece).strip()
+    for arguments in re.findall(r"make demo ARGS='([^']*)'", page.read_text("utf-8")):
+        yield f"offsetrl demo {arguments}"
     for code in inline(page):
         if code.startswith("offsetrl ") and not code.startswith("offsetrl ..."):
             yield code
@@ -205,8 +207,11 @@ def test_settings_in_examples_are_valid(tmp_path: Path) -> None:
             assert load(tmp_path / "offsetrl.toml", environ={}).settings.policies
 
 
-def test_the_example_of_a_new_component_is_right() -> None:
+def test_the_example_of_a_new_component_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import doctest
+
+    from consumers.components import make_recipe
+    from consumers.group_rewards import GroupRewards
 
     (body,) = fences(ROOT / "CONTRIBUTING.md", "python")
     names: dict[str, Any] = {"__name__": "example"}
@@ -216,6 +221,11 @@ def test_the_example_of_a_new_component_is_right() -> None:
     for test in tests:
         runner.run(test)
     assert runner.tries == 1 and runner.failures == 0
+    (tmp_path / "ranked_example.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = "ranked_example:ranked"
+    recipe = make_recipe(advantage=own, settings={own: {"scale": 2.0}}, group_size=3)
+    assert list(recipe.advantage(GroupRewards.of([0.1, 0.9, 0.5]))) == [-2.0, 2.0, 0.0]
 
 
 def test_names_of_components_in_the_changelog_exist() -> None:

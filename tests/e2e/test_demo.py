@@ -9,7 +9,7 @@ import pytest
 
 from support.demo import Finished, Home
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1200)]
 
 FIELDS = {
     *("engine", "seconds_to_first_step", "seconds_total", "reward_first", "reward_last", "steps", "versions_published"),

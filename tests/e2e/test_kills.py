@@ -14,7 +14,7 @@ import pytest
 from infra.embedded import servers
 from support.demo import ROLES, Finished, Home, Running, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1200)]
 
 
 def books_close(done: Finished) -> Mapping[str, Any]:

@@ -26,8 +26,6 @@ from support.loop import POLICY, RUN, Simulation, install, step_digest
 from support.processor_scenes import records
 from trainers.trainer import Trainer
 
-pytestmark = pytest.mark.model  # the trainer's module imports torch
-
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:

@@ -19,7 +19,7 @@ from schemas.names import control_topic, topic
 from schemas.records import Heartbeat, State, Trajectory
 from support.demo import LIMIT_S, Home
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1200)]
 
 STEPS = 8
 CHILDREN = {"train": "", "process": "", "dispatch": "", "mirror": "eu", "rollout": "eu"}

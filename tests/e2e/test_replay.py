@@ -12,7 +12,7 @@ from infra.weights.fetch import listed
 from schemas.names import KINDS, commit_group, topic
 from support.demo import Finished, Home
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1200)]
 
 
 def positions(log: Log, run: str) -> dict[str, object]:

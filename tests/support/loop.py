@@ -583,7 +583,7 @@ def install(patch: pytest.MonkeyPatch, sim: Simulation) -> None:
         patch.setattr(module, "Heart", SimHeart)
     patch.setattr(producers.rollout_worker, "Follower", SimFollower)
     patch.setattr(producers.rollout_worker, "Tokenizer", Codec)
-    patch.setattr(trainers.trainer, "Learner", CountingLearner)
+    patch.setattr(trainers.trainer, "make_learner", CountingLearner)
     put = Outbox.put
 
     @functools.wraps(put)

@@ -48,6 +48,43 @@ def test_one_of_your_own_is_found_by_its_path() -> None:
         ({"settings": {"grpo": {"eps": "small"}}}, "must be a number"),
         ({"filters": ["max-tokens"]}, "needs the setting 'limit'"),
         ({"advantage": "dr-grpo", "settings": {"dr-grpo": {"eps": 1.0}}}, "it has no settings"),
+        ({"shaping": ["overlong"]}, "did you mean 'overlong-penalty'"),
+        (
+            {"shaping": ["overlong-penalty"], "settings": {"overlong-penalty": {"limit": 9}}},
+            "needs the setting 'cushion'",
+        ),
+        (
+            {"shaping": ["overlong-penalty"], "settings": {"overlong-penalty": {"limit": 9, "cushion": 0}}},
+            "cushion is 0 of limit 9",
+        ),
+        (
+            {
+                "shaping": ["overlong-penalty"],
+                "settings": {"overlong-penalty": {"limit": 9, "cushion": 9, "factor": -1}},
+            },
+            "factor is -1",
+        ),
+        ({"shaping": ["clip-reward"], "settings": {"clip-reward": {"low": 2.0, "high": 1.0}}}, "low must not be above"),
+        ({"shaping": ["weighted-parts"], "settings": {"weighted-parts": {"parts": {}}}}, "parts is empty"),
+        (
+            {"shaping": ["weighted-parts"], "settings": {"weighted-parts": {"parts": {"right": "much"}}}},
+            "coefficient of part 'right' is 'much'",
+        ),
+        ({"filters": ["overlong"], "settings": {"overlong": {"limit": 0}}}, "limit is 0"),
+        ({"filters": ["max-tokens"], "settings": {"max-tokens": {"limit": 0}}}, "limit is 0"),
+        ({"filters": ["reward-range"], "settings": {"reward-range": {"low": float("nan")}}}, "low is nan"),
+        (
+            {"group_filters": ["difficulty-band"], "settings": {"difficulty-band": {"low": 2.0, "high": 1.0}}},
+            "not be above",
+        ),
+        ({"group_filters": ["short-group"], "settings": {"short-group": {"share": 1.5}}}, "at most 1"),
+        ({"group_filters": ["zero-spread"], "settings": {"zero-spread": {"tol": -1.0}}}, "tol is -1.0"),
+        ({"settings": {"grpo": {"eps": -1.0}}}, "eps is -1.0"),
+        ({"settings": {"grpo": {"std": "batch"}}}, "std is 'batch'"),
+        ({"advantage": "gdpo", "settings": {"gdpo": {"parts": ["right"]}}}, "must be a table"),
+        ({"advantage": "gdpo", "group_size": 1}, "nothing would be learnt"),
+        ({"advantage": "opo", "min_members": 1}, "nothing would be learnt"),
+        ({"advantage": "maxrl", "min_members": 1}, "nothing would be learnt"),
         ({"min_members": 5}, "no group could ever be used"),
         ({"min_members": 1}, "nothing would be learnt"),
         ({"group_size": 1}, "nothing would be learnt"),
@@ -57,3 +94,24 @@ def test_one_of_your_own_is_found_by_its_path() -> None:
 def test_what_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingError, match=said):
         make_recipe(**{"group_size": 4, **changes})
+
+
+def test_settings_that_can_work_are_taken() -> None:
+    recipe = make_recipe(
+        shaping=["weighted-parts", "overlong-penalty", "clip-reward"],
+        filters=["invalid-reward", "overlong", "reward-range"],
+        group_filters=["short-group", "difficulty-band"],
+        advantage="gdpo",
+        settings={
+            "weighted-parts": {"parts": {"right": 1, "format": 0.5}},
+            "overlong-penalty": {"limit": 9, "cushion": 3},
+            "clip-reward": {"low": 0.0},
+            "overlong": {"limit": 7},
+            "reward-range": {"high": 1.0},
+            "short-group": {"share": 0.5},
+            "difficulty-band": {"low": 0.1, "high": 0.9},
+            "gdpo": {"parts": {"right": 1, "format": 0.5}},
+        },
+        group_size=4,
+    )
+    assert (len(recipe.shaping), len(recipe.filters), len(recipe.group_filters)) == (3, 3, 2)

@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.components import make_recipe
+from consumers.components import ADVANTAGES, make_recipe
 from consumers.pipeline import Judgement, Route, judge, make_outcome, without_payload
 from schemas.codec import decode, encode
+from schemas.packing import pack_bits
 from schemas.records import KEPT, REWARDED, Finish, Outcome, Status, Trajectory
 from schemas.rules.closing import ClosedGroup
 from schemas.validate import check_outcome
@@ -112,6 +114,26 @@ def test_zero_spread_drops_the_group() -> None:
     assert judged == Judgement(disposition="zero-spread", members=("zero-spread",) * 2, advantages=(0.0, 0.0))
 
 
+def test_lengths_are_of_tokens_that_may_be_trained_on() -> None:
+    """Both have seven tokens, three of them sampled; the masks allow one and three."""
+    members = [
+        trajectory(index=i, group_size=2, reward=reward, loss_mask=pack_bits(np.array(mask)))
+        for i, (reward, mask) in enumerate([(1.0, [0, 0, 0, 0, 1, 0, 0]), (0.0, [0, 0, 0, 1, 1, 0, 1])])
+    ]
+    judged = judge(members, 2, make_recipe(advantage="opo", group_size=2))
+    assert judged.advantages == (0.75, -0.25)  # baseline (1 * 1 + 3 * 0) / 4
+
+
+def test_parts_reach_the_estimator_and_a_missing_one_is_no_zero() -> None:
+    parts = [{"right": 1.0, "short": 0.0}, {"right": 0.0, "short": 1.0}, {"right": 0.0}]
+    members = [trajectory(index=i, group_size=3, reward=0.0, reward_parts=own) for i, own in enumerate(parts)]
+    settings = {"gdpo": {"parts": {"right": 2.0}}}
+    judged = judge(members, 3, make_recipe(advantage="gdpo", settings=settings, group_size=3))
+    assert judged.advantages == pytest.approx((4 / 3**0.5, -2 / 3**0.5, -2 / 3**0.5), abs=1e-4)
+    judged = judge(members, 3, make_recipe(advantage="gdpo", group_size=3))
+    assert judged.disposition == "component-failed" and "lack the reward part 'short'" in judged.failure
+
+
 @pytest.mark.parametrize("name", ["raises", "not_finite", "one_number"])
 def test_a_failing_estimator_drops_the_group_and_says_why(name: str) -> None:
     judged = _judge([1.0, 0.0], advantage=f"support.processor_components:{name}")
@@ -169,7 +191,7 @@ def test_every_sound_group_becomes_a_sound_outcome(data: st.DataObject) -> None:
             )
         )
     recipe = make_recipe(
-        advantage=data.draw(st.sampled_from(["grpo", "dr-grpo", "rloo"])),
+        advantage=data.draw(st.sampled_from(sorted(ADVANTAGES.keys() - {"maxrl"}))),  # rewards below 0 here
         filters=["truncated"],
         group_filters=data.draw(st.sampled_from([[], ["zero-spread"]])),
         min_members=data.draw(st.sampled_from([0, 2])),
