@@ -30,7 +30,7 @@ _COMPACT = {"cleanup.policy": "compact", "segment.ms": str(10 * 60 * 1000), "min
 
 
 def topic_specs(settings: Settings) -> list[TopicSpec]:
-    """Every topic of the run with its configuration (DESIGN: the log)."""
+    """Every topic of the run with its configuration."""
     run = settings.run
     partitions = {"requests": run.inboxes, **dict.fromkeys(("trajectories", "partials", "samples"), run.partitions)}
     specs = [

@@ -182,10 +182,12 @@ class TrainTable(Table):
     loss: str = Field("ppo-clip", description="The loss; or one of your own as package.module:name.")
     correction: str = Field("token-truncated", description="Off-policy correction; 'none' only with max_staleness 0.")
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Settings by component name.")
-    reduction: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field("token-mean")
+    reduction: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
+        "token-mean", description="How per-token losses become one number; divisors are those of the whole step."
+    )
     learning_rate: float = Field(1e-6, ge=0, description="AdamW's learning rate; 0 changes nothing.")
-    weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[float, float] = Field((0.9, 0.99))
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's decay of the weights, times the learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's decay of the gradient's two means.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     max_grad_norm: float = Field(1.0, gt=0, description="Clip the gradient's global norm to this.")
     updates_per_step: int = Field(1, ge=1, description="Optimiser updates per planned batch.")
@@ -194,7 +196,7 @@ class TrainTable(Table):
     threads: int = Field(1, ge=0, description="CPU threads; fixed threads make steps repeatable bit for bit.")
     publish_every: int = Field(1, ge=1, description="Publish every k steps; k <= max_staleness + 1.")
     checkpoint_every: int = Field(20, ge=1, description="Steps between checkpoints.")
-    checkpoints_kept: int = Field(2, ge=1)
+    checkpoints_kept: int = Field(2, ge=1, description="Newest checkpoints that stay on disk.")
 
     @model_validator(mode="after")
     def _publish(self) -> TrainTable:

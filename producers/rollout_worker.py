@@ -150,7 +150,8 @@ class RolloutWorker:
     # Requests ------------------------------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
-        for request, time_ms in self._inbox.take(idle=not self._running and not self._waiting):
+        # Idle also while requests only wait for newer weights: the loop must not spin.
+        for request, time_ms in self._inbox.take(idle=not self._running):
             if self._has(request.id):
                 self._counts["repeated_requests"] += 1
             else:

@@ -74,7 +74,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. Training needs top_p 1, top_k 0 and min_p 0 (see DESIGN 7)."""
+    """How tokens are drawn. Training needs top_p 1, top_k 0 and min_p 0: a bent distribution has other log-probs."""
 
     temperature: float = 1.0
     top_p: float = 1.0

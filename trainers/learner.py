@@ -71,7 +71,9 @@ class Learner:
                 return None
             if plan is None or plan.step != meta.plan_step:
                 return f"its last plan, of step {meta.plan_step} at offset {meta.plan_offset}, does not count"
-            return None if plan_digest(plan) == meta.plan_digest else "the log was truncated: it holds another plan there"
+            return (
+                None if plan_digest(plan) == meta.plan_digest else "the log was truncated: it holds another plan there"
+            )
 
         found = checkpoint.newest_eligible(self._root, objection)
         if found is None and not first:

@@ -13,7 +13,7 @@ from infra.cli.options import Config, Json, Sets
 if TYPE_CHECKING:
     from infra.config import Loaded
 
-app = typer.Typer(help="The settings of a run, resolved.", no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, help="The settings of a run, resolved.", no_args_is_help=True)
 
 
 @app.command()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PANEL = "Log"
 MODULE = "infra.dead_letters_command"
 DROPS = "infra.drops_command:command"
-dlq = typer.Typer(help="Dead letters: what could not be read.", no_args_is_help=True)
+dlq = typer.Typer(rich_markup_mode=None, help="Dead letters: what could not be read.", no_args_is_help=True)
 
 Reasons = Annotated[list[str], typer.Option("--reason", help="Only those with this reason; may be given again.")]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from infra.settings import Settings
 
 PANEL = "Log"
-topics = typer.Typer(help="Look at the topics of a run.", no_args_is_help=True)
+topics = typer.Typer(rich_markup_mode=None, help="Look at the topics of a run.", no_args_is_help=True)
 
 
 def add(app: typer.Typer) -> None:

@@ -21,6 +21,7 @@ from infra.cli import (
 )
 
 app = typer.Typer(
+    rich_markup_mode=None,
     name="offsetrl",
     help="Asynchronous reinforcement learning for language-model agents, built on a log.",
     no_args_is_help=True,

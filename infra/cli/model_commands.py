@@ -9,7 +9,7 @@ import typer
 
 from infra.cli import options
 
-app = typer.Typer(help="Models of your own.", no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, help="Models of your own.", no_args_is_help=True)
 CREATE = "trainers.new_model:create"
 PRINTABLE = "\n" + "".join(map(chr, range(32, 127)))
 

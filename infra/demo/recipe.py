@@ -14,7 +14,7 @@ from schemas.names import check_name, nearest
 STEPS = 120
 ALPHABET = "0123456789>"
 MODEL_OPTIONS = ("--layers", "2", "--hidden", "96", "--heads", "3", "--max-positions", "64", "--untied",
-                 "--init-std", "0.1", "--rope-theta", "100")  # fmt: skip
+                 "--init-std", "0.07", "--rope-theta", "100")  # fmt: skip
 POLICY_NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
 ENGINES = ("vllm", "transformers")
 
@@ -39,7 +39,7 @@ def policy_table(model: str, engine: str, steps: int, place: int) -> dict[str, A
     return {
         "model": model,
         "task": {"environment": "sort-digits", "settings": {"digits": 3}},
-        "sampling": {"temperature": 1.0, "max_tokens": 6},
+        "sampling": {"temperature": 1.0, "max_tokens": 5},
         "dispatch": {
             "group_size": 16,
             "capacity_groups": 48,
@@ -54,7 +54,7 @@ def policy_table(model: str, engine: str, steps: int, place: int) -> dict[str, A
             "max_staleness": 2,
             "steps": steps,
             "learning_rate": 1e-3,
-            "weight_decay": 2.0,
+            "weight_decay": 1.5,
             "betas": [0.9, 0.95],
             "publish_every": 1 if own else 2,
             "checkpoint_every": 10,

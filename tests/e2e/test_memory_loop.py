@@ -6,6 +6,7 @@ Every daemon is the real one; only the engine's answers, the learner's arithmeti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -52,7 +52,7 @@ from schemas.rules.ledger import Ledger
 from support.watcher import Watcher
 from trainers.backlog import SamplesPosition
 
-ALPHABET = "0123456789>"
+ALPHABET = "01>"
 EOS = len(ALPHABET)
 RUN, POLICY = "demo", "main"
 _STEP_LIMIT = 60_000
@@ -62,14 +62,14 @@ _EPOCH_MS = 1_790_000_000_000
 def make_settings(folder: Path, **tables: Mapping[str, Any]) -> Settings:
     """Settings of a small, quick run; `tables` changes those of the policy."""
     policy: dict[str, dict[str, Any]] = {
-        "task": {"environment": "sort-digits", "settings": {"digits": 2}},
+        "task": {"environment": "sort-digits", "settings": {"digits": 2, "alphabet": "01"}},
         "sampling": {"max_tokens": 3},
         "dispatch": {
             "group_size": 3, "capacity_groups": 5, "lifetime_s": 6.0, "reissue_after_s": 2.0, "heartbeat_timeout_s": 1.5,
         },
         "rollout": {"engine": "support.loop:make_engine", "concurrency": 6, "heartbeat_s": 0.3, "max_model_len": 16},
         "process": {"commit_every_s": 0.2},
-        "train": {"batch_groups": 2, "max_staleness": 1, "steps": 6, "checkpoint_every": 2},
+        "train": {"batch_groups": 2, "max_staleness": 1, "steps": 10, "checkpoint_every": 2},
     }  # fmt: skip
     for name, changes in tables.items():
         policy[name] = {**policy[name], **changes}
@@ -111,7 +111,7 @@ class PausingEngine(ScriptedEngine):
 
     def step(self) -> list[Generation]:
         if (process := current()) is not None:
-            process.pause(0.01)
+            process.pause(0.03)
         return super().step()
 
 
@@ -141,7 +141,7 @@ class Process:
         self.sim, self.role, self.name = sim, role, name
         self.stop = SimStop(self)
         self.daemon = make_daemon(SimLog(self), sim.settings, name=name, store=SimStore(self), stop=self.stop)
-        self.wake_s, self.frozen_until_s = sim.now_s, 0.0
+        self.wake_s, self.frozen_until_s, self.since_s = sim.now_s, 0.0, sim.now_s
         self.killed = self.done = False
         self.error: BaseException | None = None
         self.code: int | None = None
@@ -154,6 +154,7 @@ class Process:
 
     def resume(self) -> None:
         """Let it go on up to its next point."""
+        self.since_s = self.sim.now_s
         self._go.release()
         self.sim.baton.acquire()
 
@@ -290,6 +291,13 @@ class SimStore:
         return done
 
 
+class KnownStore(MemoryStore):
+    """Says what is there without failing."""
+
+    def has(self, key: str) -> bool:
+        return key in self._objects
+
+
 class SimHeart:
     """Heartbeats at once, in the daemon's own thread."""
 
@@ -334,7 +342,7 @@ class SimFollower:
         head = self._heads.head
         if head is None or (self._taken is not None and head.name <= self._taken):
             return None
-        assert sim.store.size(head.key) is not None, "announced before it was whole"
+        assert sim.store.has(head.key), "announced before it was whole"
         self._taken = head.name
         return FetchedWeights(head.name, sim.folder, head.digest)
 
@@ -420,7 +428,7 @@ class Simulation:
         self.settings = make_settings(folder, **tables)
         self.now_s = 0.0
         self.log = make_log(self.settings, clock_ms=lambda: _EPOCH_MS + int(self.now_s * 1000))
-        self.store = MemoryStore()
+        self.store = KnownStore()
         self.disk: list[tuple[int, bytes, int, Plan | None, Mapping[int, SamplesPosition]]] = []
         self.baton = threading.Semaphore(0)
         self.faults, self.fail_rate = True, 0.01
@@ -495,7 +503,7 @@ class Simulation:
             for role, name in (("train", ""), ("process", ""), ("dispatch", ""), ("rollout", "w0"), ("rollout", "w1")):
                 self.start(role, name)
             for _ in range(num_faults):
-                until_s = self.now_s + self.rng.expovariate(1 / 0.8)
+                until_s = self.now_s + self.rng.expovariate(1 / 0.6)
                 self.until(lambda until_s=until_s: self.now_s >= until_s)  # type: ignore[misc]
                 self._fault()
                 self._staff()
@@ -508,6 +516,7 @@ class Simulation:
     def calm(self) -> None:
         """No more faults; whoever was frozen comes back."""
         self.faults = False
+        self.store.fail_next(0)
         for process in self.living():
             process.frozen_until_s = 0.0
         self._staff()
@@ -566,6 +575,8 @@ def install(patch: pytest.MonkeyPatch, sim: Simulation) -> None:
     """Put the simulation's time, hearts, weights and learner in the daemons' places."""
 
     def monotonic() -> float:
+        sim.now_s += 1e-6  # so that a loop which never pauses is seen
+        assert (process := current()) is None or sim.now_s - process.since_s < 1.0, "a loop spins without a pause"
         return sim.now_s
 
     def sleep(seconds: float) -> None:

@@ -18,8 +18,8 @@ from consumers.advantages.grpo import grpo
 from consumers.advantages.maxrl import maxrl
 from consumers.advantages.opo import opo
 from consumers.advantages.rloo import rloo
-from consumers.components import ADVANTAGES, Estimator
-from consumers.group_rewards import GroupRewards, centred, differ, standard_scores
+from consumers.components import ADVANTAGES
+from consumers.group_rewards import GroupRewards, Numbers, centred, differ, standard_scores
 from schemas.errors import SettingError
 
 Row = tuple[float, int, float]
@@ -29,7 +29,7 @@ ROWS = st.lists(
     min_size=1,
     max_size=16,
 )
-BY_NAME: dict[str, Estimator] = {
+BY_NAME: dict[str, Callable[..., Numbers]] = {
     "grpo": grpo,
     "grpo, population": functools.partial(grpo, std="population"),
     "grpo, none": functools.partial(grpo, std="none"),
@@ -127,9 +127,9 @@ def test_rewards_in_another_unit_give_advantages_in_that_unit(name: str, rows: l
 @pytest.mark.parametrize("name", SCALE_FREE)
 @given(rows=ROWS, by=st.integers(1, 50))
 def test_the_unit_of_rewards_does_not_matter_where_they_are_divided(name: str, rows: list[Row], by: int) -> None:
-    # Only eps tells the units apart: by at most eps over the divisor, which is at least 1 / 1000 / 16 here.
-    scaled, plain = BY_NAME[name](_group(rows, scale=by)), BY_NAME[name](_group(rows))
-    np.testing.assert_allclose(scaled, plain, rtol=0.02, atol=1e-9)
+    estimator = functools.partial(BY_NAME[name], eps=1e-12)  # eps alone tells units apart
+    scaled, plain = estimator(_group(rows, scale=by)), estimator(_group(rows))
+    np.testing.assert_allclose(scaled, plain, rtol=1e-6, atol=1e-6)
 
 
 @each

@@ -83,7 +83,7 @@ def _train(log: MemoryLog) -> None:
     ]
     addresses = [Address(0, offset, outcome.closing_offset, 2) for offset, outcome in kept]
     owner = {"epoch": 1, "nonce": "n"}
-    made = plan(step=0, samples=tuple(addresses[2:]), drops=(PlanDrop(*addresses[0], "too-old", 9),), **owner)
+    made = plan(step=0, samples=tuple(addresses[2:]), drops=(PlanDrop(*addresses[0], "stale", 9),), **owner)
     done = result(step=0, version=1, **owner)
     _write(log, "demo.main.steps", encode(claim(**owner)), encode(made), encode(done))
 
@@ -95,7 +95,7 @@ def _found(log: MemoryLog, settings: Settings) -> Drops:
 def test_every_fate_is_counted_once(settings: Settings) -> None:
     found = _found(_scene(settings, 40, slow_are_long=True), settings)
     counts = {side.fate: side.trajectories for side in found.reasons}
-    assert counts == {"late": 40, "too-old": 2, "incomplete": 1, "timeout": 1, "superseded": 1, DEAD: 1}
+    assert counts == {"late": 40, "stale": 2, "incomplete": 1, "timeout": 1, "superseded": 1, DEAD: 1}
     assert (found.trained.trajectories, found.left_out.trajectories, found.settled) == (76, 45, 121)
     assert found.missing_members == 41  # a member short in each group: the late ones too had not come when it closed
     assert found.tasks == (("sort-digits", 76, 44),)  # nobody knows the task of what could not be read
