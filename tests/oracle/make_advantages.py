@@ -2,9 +2,11 @@
 
 Needs an environment of its own, never the project's; verl's pins are left aside, since only its arithmetic is called:
 
-    python -m venv oracle && oracle/bin/pip install torch numpy transformers accelerate ray codetiming orjson omegaconf
-    oracle/bin/pip install --no-deps verl==0.9.1 tensordict pyvers cloudpickle
+    python -m venv oracle
+    oracle/bin/pip install torch numpy transformers accelerate ray codetiming orjson omegaconf pytest pytest-timeout
+    oracle/bin/pip install --no-deps verl==0.9.1 tensordict pyvers cloudpickle importlib_metadata
     oracle/bin/python tests/oracle/make_advantages.py
+    oracle/bin/python -m pytest -m oracle tests/oracle
 
 Everything is asked for in float64, but for GDPO, which computes in float32 inside.
 """

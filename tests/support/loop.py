@@ -332,12 +332,14 @@ class SimFollower:
         assert process is not None
         self._process, self.error = process, ""
         self._heads = Heads(run, policy)
-        self._reader = process.sim.log.reader({Place(topic(run, policy, "weights"), 0): 0})
+        self._place = Place(topic(run, policy, "weights"), 0)
+        self._reader: Reader | None = None
         self._taken: Version | None = None
 
     def take(self) -> FetchedWeights | None:
         sim = self._process.sim
         if not sim.log.away:
+            self._reader = self._reader or sim.log.reader({self._place: 0})
             self._heads = fold_envelopes(self._heads, self._reader.poll(0.0))
         head = self._heads.head
         if head is None or (self._taken is not None and head.name <= self._taken):
@@ -354,7 +356,8 @@ class SimFollower:
         return None
 
     def close(self) -> None:
-        self._reader.close()
+        if self._reader is not None:
+            self._reader.close()
 
 
 def step_digest(before: bytes, plan: Plan, outcomes: Iterable[Outcome]) -> bytes:
