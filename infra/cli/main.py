@@ -6,6 +6,8 @@ limit, 70 a bug (`infra.lifecycle` says more). Also runs as `python -m infra.cli
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -55,7 +57,15 @@ def _root(
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        # A daemon has closed all that is ours by now; taking torch and vLLM apart in order would hold up the drain for seconds.
+        if "torch" in sys.modules and isinstance(end.code, int):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code)
+        raise
 
 
 if __name__ == "__main__":
