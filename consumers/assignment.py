@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from infra.log import Bounds, Committed, Log, Place
@@ -32,14 +33,14 @@ class Assigned:
 
 
 def assign(
-    log: Log, *, source: str, samples: str, group: str, patience_s: float
+    log: Log, partitions: Collection[int], *, source: str, samples: str, group: str, patience_s: float
 ) -> tuple[dict[int, Assigned], list[LogGap]]:
-    """Every partition of `source`, ready to be read on from its state's position, and what retention took unread.
+    """These partitions of `source`, ready to be read on from their state's position, and what retention took unread.
 
     Raises LogTruncated when a topic is shorter than what was committed, DeadlineExceeded, BrokerError.
     """
     bounds, sample_bounds = log.bounds(source), log.bounds(samples)
-    places = [Place(source, partition) for partition in sorted(bounds)]
+    places = [Place(source, partition) for partition in sorted(partitions)]
     committed = log.committed(group, places)
     assigned: dict[int, Assigned] = {}
     gaps: list[LogGap] = []

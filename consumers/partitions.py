@@ -1,6 +1,6 @@
 """The partitions in a processor's hands: reads, writes, waits for acknowledgements, then commits; one writer for all.
 
-Everything it keeps is rebuilt from the log by `_assign`; `discard` throws it away. Nothing is caught here that says the
+Everything it keeps is rebuilt from the log by `assign`; `discard` throws it away. Nothing is caught here that says the
 log did not do its part: the daemon discards and starts again. Members of open groups are held as the bytes that stand on
 the log, and decoded again when their group closes.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Collection
 from typing import NamedTuple
 
 import structlog
@@ -38,7 +39,7 @@ class _Sent(NamedTuple):
 
 
 class Partitions:
-    """All partitions of a route's trajectories."""
+    """The partitions of a route's trajectories that are one processor's share; all of them unless `own` says otherwise."""
 
     def __init__(
         self, log: Log, route: Route, recipe: Recipe, *, patience_s: float, commit_every_s: float, max_tokens: int
@@ -49,9 +50,11 @@ class Partitions:
         self._samples = topic(route.run, route.policy, "samples")
         self._dead_letters = topic(route.run, route.policy, "dead-letters")
         self._group = commit_group(route.run, route.policy, "process")
+        self._share: frozenset[int] | None = None  # None: all of them
         self._assigned: dict[int, Assigned] = {}
         self._reader: Reader | None = None
         self._writer: Writer | None = None
+        self._num_partitions = 0
         self._sent: list[_Sent] = []
         self._next_commit_s = 0.0
         self._counted: dict[int, int] = {}  # partition -> offset below which records have been counted
@@ -62,7 +65,7 @@ class Partitions:
     def work(self, poll_s: float) -> int:
         """Poll once, handle what came, wait until all of it is acknowledged, commit when it is time; records handled."""
         reader, writer = self._ready()
-        envelopes = reader.poll(poll_s)
+        envelopes = reader.poll(poll_s) if reader is not None else []
         for envelope in envelopes:
             self._take(envelope, writer)
         self._settle()
@@ -70,6 +73,31 @@ class Partitions:
             self._next_commit_s = time.monotonic() + self._commit_every_s
             self._commit_softly()
         return len(envelopes)
+
+    @property
+    def num_partitions(self) -> int:
+        """Partitions of the route's trajectories, asked once. Raises BrokerError."""
+        if not self._num_partitions:
+            self._num_partitions = len(self._log.bounds(self._source))
+        return self._num_partitions
+
+    def own(self, share: Collection[int]) -> None:
+        """From now on work on these partitions: others are committed and forgotten, new ones assigned by `work`.
+
+        Another processor may have begun on what is let go, or not stopped yet on what is gained: the chain makes one
+        effect of it. Raises BrokerError or DeadlineExceeded.
+        """
+        wanted = frozenset(share)
+        if wanted == self._share:
+            return
+        if lost := self._assigned.keys() - wanted:
+            self._commit_softly()
+            for partition in lost:
+                del self._assigned[partition]
+        if self._share is not None:
+            self._say.info("another share of the partitions", before=sorted(self._share), now=sorted(wanted))
+        self._share = wanted
+        self._close_reader()
 
     def commit(self) -> None:
         """Store the positions that may be stored. Raises BrokerError or DeadlineExceeded; harmless, see the chain."""
@@ -84,10 +112,10 @@ class Partitions:
 
     def discard(self) -> None:
         """Throw away reader, writer and all memory of the partitions."""
-        for end in (self._reader, self._writer):
-            if end is not None:
-                end.close()
-        self._reader = self._writer = None
+        self._close_reader()
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
         self._assigned.clear()
         self._sent.clear()
 
@@ -100,18 +128,38 @@ class Partitions:
         """Offset of the next record of each partition; empty while nothing is assigned."""
         return {partition: assigned.state.position for partition, assigned in self._assigned.items()}
 
-    def _ready(self) -> tuple[Reader, Writer]:
-        if self._reader is None or self._writer is None:
-            self._assigned, gaps = assign(
-                self._log, source=self._source, samples=self._samples, group=self._group, patience_s=self._patience_s
-            )
-            for gap in gaps:
-                self._counts["gap_records"] += gap.end - gap.start
-                self._say.error("unread records were removed", error=str(gap))
-            positions = {Place(self._source, p): assigned.state.position for p, assigned in self._assigned.items()}
+    def _ready(self) -> tuple[Reader | None, Writer]:
+        """Reader (None: nothing is owned) and writer, made anew where they were thrown away."""
+        wanted = frozenset(range(self.num_partitions)) if self._share is None else self._share
+        if gained := wanted - self._assigned.keys():
+            self._assign(gained)
+        if self._reader is None and wanted:
+            places = {Place(self._source, p): assigned.state.position for p, assigned in self._assigned.items()}
+            self._reader = self._log.reader(places)
+        if self._writer is None:
             self._writer = self._log.writer()
-            self._reader = self._log.reader(positions)
         return self._reader, self._writer
+
+    def _assign(self, gained: Collection[int]) -> None:
+        """Build the memory of new partitions from the log."""
+        assigned, gaps = assign(
+            self._log,
+            gained,
+            source=self._source,
+            samples=self._samples,
+            group=self._group,
+            patience_s=self._patience_s,
+        )
+        for gap in gaps:
+            self._counts["gap_records"] += gap.end - gap.start
+            self._say.error("unread records were removed", error=str(gap))
+        self._close_reader()
+        self._assigned.update(assigned)
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
 
     def _take(self, envelope: Envelope, writer: Writer) -> None:
         """Handle one record."""

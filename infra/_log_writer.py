@@ -65,13 +65,11 @@ class Sent:
 
     def result(self, timeout_s: float) -> Ack:
         """Wait for the acknowledgement. Raises SendFailed, or DeadlineExceeded naming the record's place."""
-        changed = self._writer.changed
-        with changed:
-            if not changed.wait_for(self.done, timeout_s):
-                raise DeadlineExceeded(
-                    f"{self.topic}[{self.partition}]: no acknowledgement of a record within {timeout_s:g} s; "
-                    "it may or may not be on the log"
-                )
+        if not self.done() and not self._writer.wait_for(self.done, timeout_s):
+            raise DeadlineExceeded(
+                f"{self.topic}[{self.partition}]: no acknowledgement of a record within {timeout_s:g} s; "
+                "it may or may not be on the log"
+            )
         if self._ack is None:
             raise SendFailed(f"{self._error}")
         return self._ack
@@ -81,13 +79,13 @@ class Sent:
         if metadata.offset < 0:  # acknowledged as a repeat of something older, whose address the broker forgot
             self.failed("acknowledged without an offset")
             return
-        with self._writer.changed:
+        with self._writer.lock:
             self._ack = Ack(self.partition, metadata.offset)
             self._writer.settle(self, self._cost)
 
     def failed(self, error: object) -> None:
         """Note the failure, and finish the writer (called by the producer)."""
-        with self._writer.changed:
+        with self._writer.lock:
             self._error = self._writer.mask(
                 f"{self.topic}[{self.partition}]: a record was not acknowledged ({error}); its writer is finished: "
                 "close it, go back to the last acknowledged record and take a fresh writer"
@@ -111,7 +109,9 @@ class LogWriter:
         self._producer = producer
         self._max_record_bytes, self._buffer_bytes = max_record_bytes, buffer_bytes
         self._patience_s, self.mask = patience_s, mask
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        self._awaited: list[Callable[[], bool]] = []  # what threads wait for: nobody is woken in vain, for each record
         self._open: dict[int, Sent] = {}  # by identity, in the order of sending
         self._held_bytes = 0
         self._finished: str | None = None
@@ -139,8 +139,8 @@ class LogWriter:
 
     def flush(self, timeout_s: float) -> None:
         """Wait until every record sent so far is acknowledged. Raises SendFailed or DeadlineExceeded."""
-        with self.changed:
-            settled = self.changed.wait_for(lambda: self._finished is not None or not self._open, timeout_s)
+        with self.lock:
+            settled = self.wait_for(lambda: self._finished is not None or not self._open, timeout_s)
             if self._finished is not None:
                 raise SendFailed(self._finished)
             if not settled:
@@ -152,7 +152,7 @@ class LogWriter:
 
     def close(self) -> None:
         """Let go; never raises, never waits long. What was not flushed may or may not be on the log."""
-        with self.changed:
+        with self.lock:
             if self._finished is None:
                 self._finished = "the writer is closed"
             was_closed, self.closed = self.closed, True
@@ -160,25 +160,31 @@ class LogWriter:
             self._producer.close()
 
     def settle(self, sent: Sent, cost: int) -> None:
-        """Take a record off the books; the caller holds `changed`."""
+        """Take a record off the books; the caller holds `lock`."""
         if self._open.pop(id(sent), None) is not None:
             self._held_bytes -= cost
-        self.changed.notify_all()
+        if self._awaited and any(is_met() for is_met in self._awaited):
+            self._changed.notify_all()
+
+    def wait_for(self, is_met: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until a settled record has made this true; False if the time is over before."""
+        with self.lock:
+            self._awaited.append(is_met)
+            try:
+                return self._changed.wait_for(is_met, timeout_s)
+            finally:
+                self._awaited.remove(is_met)
 
     def finish(self, error: str) -> None:
-        """End the writer for a failure; the first one is kept. The caller holds `changed`."""
+        """End the writer for a failure; the first one is kept. The caller holds `lock`."""
         if self._finished is None:
             self._finished = error
             self._producer.abandon()
 
     def _reserve(self, sent: Sent, cost: int) -> None:
         """Wait for room in the byte budget; a record larger than all of it passes when nothing else is held."""
-
-        def room() -> bool:
-            return self._finished is not None or not self._open or self._held_bytes + cost <= self._buffer_bytes
-
-        with self.changed:
-            has_room = room() or self.changed.wait_for(room, self._patience_s)
+        with self.lock:
+            has_room = self._has_room(cost) or self.wait_for(lambda: self._has_room(cost), self._patience_s)
             if self._finished is not None:
                 raise SendFailed(f"{sent.topic}[{sent.partition}]: nothing can be sent any more: {self._finished}")
             if not has_room:
@@ -189,3 +195,7 @@ class LogWriter:
                 )
             self._open[id(sent)] = sent
             self._held_bytes += cost
+
+    def _has_room(self, cost: int) -> bool:
+        """Whether a record of this cost may be sent, or never will be."""
+        return self._finished is not None or not self._open or self._held_bytes + cost <= self._buffer_bytes

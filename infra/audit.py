@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from infra.log import Bounds, Log, Place
 from infra.ownership import read_all, read_record
@@ -16,7 +17,7 @@ from infra.planted import planted
 from infra.weights.announce import Heads, fold
 from schemas.errors import RecordError
 from schemas.names import topic
-from schemas.records import KEPT, Announcement, Close, DeadLetter, Outcome, Record, Trajectory
+from schemas.records import KEPT, Address, Announcement, Close, DeadLetter, Outcome, Record, Trajectory
 from schemas.rules.accounting import Accounts, At, Books, balance
 from schemas.rules.chain import Chain
 from schemas.rules.closing import Arrival, ClosedGroup, GroupCloser
@@ -24,8 +25,7 @@ from schemas.rules.ledger import Ledger
 from schemas.validate import check_trajectory
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Where the trajectories of a policy stand: its own topic, or another run's (replay)."""
 
     run: str
@@ -51,8 +51,13 @@ class Audit:
 
     @property
     def max_staleness_seen(self) -> int:
-        """Greatest age that any step trained on; -1 where none was checked."""
-        return max((plan.max_age for _, plan in self.ledger.plans[: self.ledger.steps_done]), default=-1)
+        """Greatest age that any step trained on, from its outcomes' own versions; -1 where age does not apply."""
+        own = [
+            (step, outcome)
+            for step, outcome in self.trained_outcomes
+            if (outcome.source_run, outcome.source_policy) == (self.run, self.policy)
+        ]
+        return max((step - outcome.oldest_version for step, outcome in own), default=-1)
 
 
 def audit(log: Log, run: str, policy: str, *, max_tokens: int, source: Source | None = None) -> Audit:
@@ -78,8 +83,23 @@ def audit(log: Log, run: str, policy: str, *, max_tokens: int, source: Source | 
             key = (partition, outcome.closing_offset)
             _enter_outcome(books, result, outcome, steps.get(key, []), aside.get(key))
     result.trained_outcomes.sort(key=lambda pair: pair[0])
-    result.accounts = balance(books)
+    accounts = balance(books)
+    result.accounts = replace(accounts, findings=(*accounts.findings, *_misnamed(ledger, outcomes)))
     return result
+
+
+def _misnamed(ledger: Ledger, outcomes: dict[int, list[tuple[int, Outcome]]]) -> list[str]:
+    """What plans name and `samples` does not hold: the ledger was read first, so it stood there before."""
+    kept = {
+        (partition, outcome.closing_offset): sum(member.disposition == KEPT for member in outcome.members)
+        for partition, chain in outcomes.items()
+        for _, outcome in chain
+        if outcome.kept
+    }
+    named = [a for _, plan in ledger.plans for a in plan.samples] + [Address(*drop[:4]) for drop in ledger.drops]
+    wrong = [a for a in named if kept.get((a.partition, a.closing_offset)) != a.num_members]
+    where = ", ".join(f"{a.partition}:{a.closing_offset}" for a in wrong[:5])
+    return [f"{len(wrong)} outcomes named by plans are not on samples as named: {where}"] if wrong else []
 
 
 def _topic(log: Log, name: str) -> Iterator[tuple[int, Bounds]]:
@@ -101,7 +121,9 @@ def _read_outcomes(log: Log, name: str) -> dict[int, list[tuple[int, Outcome]]]:
         chain, taken = Chain(), []
         for envelope in read_all(log, Place(name, partition), bounds):
             record = read_record(envelope)
-            if isinstance(record, Outcome) and chain.take(record.previous, record.closing_offset):
+            if not isinstance(record, Outcome) or record.partition != partition:
+                continue
+            if chain.take(record.previous, record.closing_offset):
                 taken.append((envelope.offset, record))
         found[partition] = taken
     if planted("lose-outcome"):
@@ -153,7 +175,7 @@ def _read_trajectories(
             if at in books.dead_lettered:
                 continue  # its processor passed over it, even where this version could read it
             record = read_record(envelope)
-            if isinstance(record, Close):
+            if isinstance(record, Close) and (record.run, record.policy, record.partition) == (*source, partition):
                 books.closes.add(at)
                 ended(closer.close(record.group, offset=envelope.offset, time_ms=envelope.time_ms))
             elif isinstance(record, Trajectory) and _sound(record, source, partition, max_tokens):

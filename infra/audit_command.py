@@ -23,9 +23,13 @@ def command(settings: Settings, *, policies: Sequence[str], json_path: Path | No
     """Audit the policies; exit code 1 when the books of any do not close."""
     log = wiring.open_log(settings, client_id="audit")
     try:
-        audits = [audit_policy(log, settings, policy) for policy in policies]
+        return show([audit_policy(log, settings, policy) for policy in policies], json_path)
     finally:
         log.close()
+
+
+def show(audits: Sequence[Audit], json_path: Path | None) -> int:
+    """Print the accounts, write them as JSON where wanted; the exit code."""
     console = Console()
     console.print(table(audits))
     for found in audits:
@@ -64,7 +68,7 @@ def facts(found: Audit) -> dict[str, Any]:
 def table(audits: Iterable[Audit]) -> Table:
     """A column per policy, a row per figure."""
     audits = list(audits)
-    view = Table(title="Accounts of trajectories, from the log alone", title_justify="left")
+    view = Table(title="Accounts", title_justify="left")
     view.add_column("")
     for found in audits:
         view.add_column(f"{found.run}.{found.policy}", justify="right")

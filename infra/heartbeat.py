@@ -1,7 +1,8 @@
 """Says on `<run>.control` that this daemon is alive, from a thread of its own: a broker that is away never holds the daemon up.
 
 Only what the daemon's own loop reports is sent, so a loop that hangs does not look alive. Of several reports between
-two sends the newest counts.
+two sends the newest counts. A daemon whose turns may be slow by right asks for its last report to be sent again for
+`hold_s`; a loop that hangs longer than that does not look alive either.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BACKOFF_S = (0.25, 8.0)
 class Heart:
     """The heartbeats of one session; close it to say that the daemon has left."""
 
-    def __init__(self, daemon: Daemon, role: str) -> None:
+    def __init__(self, daemon: Daemon, role: str, hold_s: float = 0.0) -> None:
         self.session = secrets.token_hex(4)
         self._daemon = daemon
         self._role = role
@@ -36,6 +37,8 @@ class Heart:
         self._topic = control_topic(daemon.settings.run.name)
         self._key = f"{role}/{daemon.policy}/{daemon.name}".encode()
         self._last = (float("-inf"), State.UNKNOWN)
+        self._hold_s = hold_s
+        self._reported_s = float("-inf")
         self._waiting: Heartbeat | None = None
         self._closed = False
         self._wake = threading.Condition()
@@ -66,7 +69,7 @@ class Heart:
             **fields,
         )
         with self._wake:
-            self._waiting = record
+            self._waiting, self._reported_s = record, now
             self._wake.notify()
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -84,7 +87,8 @@ class Heart:
         failures = 0
         log = structlog.get_logger("offsetrl.heartbeat")
         try:
-            while (record := self._next()) is not None:
+            record: Heartbeat | None = None
+            while (record := self._next(record)) is not None:
                 try:
                     writer = writer or self._daemon.log.writer()
                     writer.send(self._topic, 0, encode(record), key=self._key).result(_SEND_TIMEOUT_S)
@@ -105,9 +109,16 @@ class Heart:
             if writer is not None:
                 writer.close()
 
-    def _next(self) -> Heartbeat | None:
+    def _next(self, sent: Heartbeat | None) -> Heartbeat | None:
+        """The next report, or the one that was sent once more while it is held; None at the end."""
         with self._wake:
-            self._wake.wait_for(lambda: self._waiting is not None or self._closed)
+            while self._waiting is None and not self._closed:
+                is_held = sent is not None and time.monotonic() - self._reported_s < self._hold_s
+                came = self._wake.wait_for(
+                    lambda: self._waiting is not None or self._closed, 1.25 * self._every_s if is_held else None
+                )
+                if not came:
+                    return sent
             record, self._waiting = self._waiting, None
             return record
 

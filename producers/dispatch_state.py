@@ -197,14 +197,19 @@ class DispatchState:
         return free if remaining is None else min(free, remaining)
 
     def next_min_version(self) -> int:
-        """Oldest weights for the next group asked for."""
-        target = admission.target_step(
-            steps_planned=self.ledger.steps_planned,
-            running=self.running,
-            backlog=len(self.backlog),
-            batch_groups=self.limits.batch_groups,
-        )
-        return admission.min_version(target, self.limits.max_staleness)
+        """Oldest weights for the next group asked for: those of the first step that is not full yet.
+
+        With groups in order this is `admission.target_step`. A group that takes the place of a dropped one is wanted
+        by an earlier step than those behind it; asked for as the last of all, it might wait for weights that its own
+        step makes.
+        """
+        limits, planned = self.limits, self.ledger.steps_planned
+        for step in range(planned, planned + limits.max_staleness + 1):
+            oldest = admission.min_version(step, limits.max_staleness)
+            ahead = len(self.backlog) + sum(group.min_version <= oldest for group in self.groups.values())
+            if ahead < (step - planned + 1) * limits.batch_groups:
+                return oldest
+        return admission.min_version(planned + limits.max_staleness, limits.max_staleness)
 
     def drop_silent(self, now_s: float) -> list[Worker]:
         """Forget workers whose heartbeats stopped; returns them."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from operator import attrgetter
 
 import numpy as np
 
 from schemas.errors import RecordError
-from schemas.packing import unpack_bits, unpack_floats, unpack_ints
+from schemas.packing import pack_bits, unpack_floats, unpack_ints
 from schemas.records import (
     KEPT,
     REWARDED,
@@ -32,14 +33,19 @@ from schemas.records import (
 
 LOGPROB_SLACK = 1e-4
 """How far above 0 a log-prob may come out of an engine's arithmetic."""
+_FEW_SEGMENTS = 32
+_NUMBERS = ("attempt", "item", "seed", "first_request_time_ms", "lifetime_ms")
+_numbers = attrgetter(*_NUMBERS)
 
 
 def check_trajectory(trajectory: Trajectory, *, run: str, policy: str, partition: int, max_tokens: int) -> None:
     """Raise RecordError unless the trajectory belongs here and is sound; `max_tokens` bounds T, not the sampled part."""
     _check_place(trajectory, run, policy, partition)
     _check_status(trajectory.status)
-    for name in ("attempt", "item", "seed", "first_request_time_ms", "lifetime_ms"):
-        _demand(getattr(trajectory, name) >= 0, name, getattr(trajectory, name), "0 or more")
+    numbers = _numbers(trajectory)
+    if min(numbers) < 0:
+        name, number = next((name, number) for name, number in zip(_NUMBERS, numbers, strict=True) if number < 0)
+        raise _invalid(name, number, "0 or more")
     _demand(trajectory.group != "", "group", trajectory.group, "a name")
     _demand(trajectory.group_size >= 1, "group_size", trajectory.group_size, "1 or more")
     _check_index(trajectory.index, trajectory.group_size)
@@ -49,7 +55,8 @@ def check_trajectory(trajectory: Trajectory, *, run: str, policy: str, partition
     _check_finite("step_rewards", trajectory.step_rewards)
     _check_finite("timings", trajectory.timings.values())
     num_tokens, _ = _check_columns(trajectory)
-    _demand(num_tokens <= max_tokens, "tokens", f"{num_tokens} tokens", f"at most {max_tokens}")
+    if num_tokens > max_tokens:
+        raise _invalid("tokens", f"{num_tokens} tokens", f"at most {max_tokens}")
 
 
 def check_outcome(outcome: Outcome, *, run: str, policy: str, partition: int) -> None:
@@ -67,7 +74,8 @@ def check_outcome(outcome: Outcome, *, run: str, policy: str, partition: int) ->
     seen: set[int] = set()
     for member in outcome.members:
         _check_index(member.index, outcome.group_size)
-        _demand(member.index not in seen, "members", f"index {member.index} twice", "each index once")
+        if member.index in seen:
+            raise _invalid("members", f"index {member.index} twice", "each index once")
         seen.add(member.index)
         if outcome.kept and member.disposition == KEPT:
             _check_kept(member)
@@ -91,57 +99,72 @@ def _check_kept(member: Member) -> None:
     _check_finite("step_rewards", member.step_rewards)
     _demand(0 < member.temperature < math.inf, "temperature", member.temperature, "above 0 and finite")
     num_tokens, num_sampled = _check_columns(member)
-    _demand(member.num_tokens == num_tokens, "num_tokens", member.num_tokens, f"{num_tokens}, as in tokens")
-    _demand(member.num_sampled == num_sampled, "num_sampled", member.num_sampled, f"{num_sampled}, as in segments")
+    if member.num_tokens != num_tokens:
+        raise _invalid("num_tokens", member.num_tokens, f"{num_tokens}, as in tokens")
+    if member.num_sampled != num_sampled:
+        raise _invalid("num_sampled", member.num_sampled, f"{num_sampled}, as in segments")
     _demand(num_sampled > 0, "num_sampled", 0, "1 or more in a kept member")
 
 
 def _check_columns(record: Trajectory | Member) -> tuple[int, int]:
     """(T, S) of packed columns that agree with their segments and version runs."""
-    _demand(len(record.tokens) % 4 == 0, "tokens", f"{len(record.tokens)} bytes", "a multiple of 4")
+    if len(record.tokens) % 4:
+        raise _invalid("tokens", f"{len(record.tokens)} bytes", "a multiple of 4")
     num_tokens = len(record.tokens) // 4
     _check_runs("segments", record.segments, num_tokens)
-    num_sampled = sum(segment.count for segment in record.segments if segment.role == Role.SAMPLED)
+    num_sampled = sum([count for role, count in record.segments if role == Role.SAMPLED])
     _check_runs("versions", record.versions, num_sampled)
     for run in record.versions:
-        _demand(run.epoch >= 0 and run.version >= 0, "versions", run, "an epoch and a version of 0 or more")
-    size = (num_tokens + 7) // 8
-    _demand(
-        len(record.loss_mask) == size, "loss_mask", f"{len(record.loss_mask)} bytes", f"{size} for {num_tokens} tokens"
-    )
-    size = 4 * num_sampled
-    _demand(
-        len(record.logprobs) == size, "logprobs", f"{len(record.logprobs)} bytes", f"{size} for {num_sampled} sampled"
-    )
+        if run.epoch < 0 or run.version < 0:
+            raise _invalid("versions", run, "an epoch and a version of 0 or more")
+    if len(record.loss_mask) != (size := (num_tokens + 7) // 8):
+        raise _invalid("loss_mask", f"{len(record.loss_mask)} bytes", f"{size} for {num_tokens} tokens")
+    if len(record.logprobs) != (size := 4 * num_sampled):
+        raise _invalid("logprobs", f"{len(record.logprobs)} bytes", f"{size} for {num_sampled} sampled")
     if num_tokens:
         _check_tokens(record, num_tokens)
     return num_tokens, num_sampled
 
 
 def _check_tokens(record: Trajectory | Member, num_tokens: int) -> None:
-    lowest = int(unpack_ints(record.tokens).min())
-    _demand(lowest >= 0, "tokens", f"token id {lowest}", "0 or more")
-    allowed = np.zeros(8 * len(record.loss_mask), dtype=np.bool_)  # also over the last byte's padding, which must be 0
-    at = 0
-    for segment in record.segments:
-        allowed[at : at + segment.count] = segment.role == Role.SAMPLED
-        at += segment.count
-    wrong = unpack_bits(record.loss_mask, len(allowed)) & ~allowed
-    if wrong.any():
-        raise _invalid("loss_mask", f"1 at position {int(wrong.argmax())} of {num_tokens}", "1 on sampled tokens only")
+    lowest = int(np.minimum.reduce(unpack_ints(record.tokens)))
+    if lowest < 0:
+        raise _invalid("tokens", f"token id {lowest}", "0 or more")
+    wrong = int.from_bytes(record.loss_mask, "little") & ~_sampled_bits(record.segments)
+    if wrong:  # also in the last byte's padding, which must be 0
+        at = (wrong & -wrong).bit_length() - 1
+        raise _invalid("loss_mask", f"1 at position {at} of {num_tokens}", "1 on sampled tokens only")
     if record.logprobs:
-        # One comparison refuses NaN, infinity and positive values alike: none of them lies in the interval.
         logprobs = unpack_floats(record.logprobs)
-        good = (logprobs > -np.inf) & (logprobs <= LOGPROB_SLACK)
-        if not good.all():
-            at = int(good.argmin())
+        # NaN, infinity and positive values are refused alike: none of them lies in the interval; NaN wins both folds.
+        if not -np.inf < np.minimum.reduce(logprobs) <= np.maximum.reduce(logprobs) <= LOGPROB_SLACK:
+            at = int(((logprobs > -np.inf) & (logprobs <= LOGPROB_SLACK)).argmin())
             raise _invalid("logprobs", f"{logprobs[at]} at sampled token {at}", "finite numbers of at most 0")
+
+
+def _sampled_bits(segments: tuple[Segment, ...]) -> int:
+    """A number with the bit of every sampled token set: as the loss mask would be, if all of them were trained on.
+
+    >>> bin(_sampled_bits((Segment(Role.PROMPT, 3), Segment(Role.SAMPLED, 2))))
+    '0b11000'
+    """
+    if len(segments) > _FEW_SEGMENTS:  # one whole number after the other would take quadratic time
+        sampled = np.repeat([s.role == Role.SAMPLED for s in segments], [s.count for s in segments])
+        return int.from_bytes(pack_bits(sampled), "little")
+    bits = at = 0
+    for role, count in segments:
+        if role == Role.SAMPLED:
+            bits |= ((1 << count) - 1) << at
+        at += count
+    return bits
 
 
 def _check_runs(name: str, runs: Iterable[Segment] | Iterable[VersionRun], total: int) -> None:
     counts = [run.count for run in runs]
-    _demand(all(count > 0 for count in counts), name, counts, "counts of 1 or more")
-    _demand(sum(counts) == total, name, f"a sum of {sum(counts)}", f"a sum of {total}")
+    if counts and min(counts) <= 0:
+        raise _invalid(name, counts, "counts of 1 or more")
+    if sum(counts) != total:
+        raise _invalid(name, f"a sum of {sum(counts)}", f"a sum of {total}")
 
 
 def _check_place(record: Trajectory | Outcome, run: str, policy: str, partition: int) -> None:
@@ -163,7 +186,8 @@ def _check_status(status: Status) -> None:
 
 
 def _check_index(index: int, group_size: int) -> None:
-    _demand(0 <= index < group_size, "index", index, f"0 to {group_size - 1} in a group of {group_size}")
+    if not 0 <= index < group_size:
+        raise _invalid("index", index, f"0 to {group_size - 1} in a group of {group_size}")
 
 
 def _check_sampling(sampling: Sampling) -> None:
@@ -177,14 +201,17 @@ def _check_sampling(sampling: Sampling) -> None:
 
 def _check_reward(status: Status, reward: float | None) -> None:
     if status not in REWARDED:
-        _demand(reward is None, "reward", reward, f"none with status {status}: a failure is not a reward")
+        if reward is not None:
+            raise _invalid("reward", reward, f"none with status {status}: a failure is not a reward")
         return
-    _demand(reward is not None and math.isfinite(reward), "reward", reward, f"a finite number with status {status}")
+    if reward is None or not math.isfinite(reward):
+        raise _invalid("reward", reward, f"a finite number with status {status}")
 
 
 def _check_finite(name: str, values: Iterable[float]) -> None:
     for value in values:
-        _demand(math.isfinite(value), name, value, "finite numbers")
+        if not math.isfinite(value):
+            raise _invalid(name, value, "finite numbers")
 
 
 def _demand(good: bool, name: str, got: object, allowed: str) -> None:

@@ -11,6 +11,7 @@ from infra.cli import options
 from infra.cli.options import Config, Policy, Quiet, Sets, Verbose
 
 PANEL = "Runs"
+RUN = "infra.run_command:command"
 DEMO = "infra.demo.command:command"
 AUDIT = "infra.audit_command:command"
 REPLAY = "infra.replay_command:command"
@@ -20,8 +21,24 @@ JsonFile = Annotated[Optional[Path], typer.Option("--json", metavar="FILE", help
 
 def add(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (demo, audit, replay):
+    for command in (run, demo, audit, replay):
         app.command(rich_help_panel=PANEL)(command)
+
+
+def run(
+    config: Config = None,
+    overrides: Sets = [],  # noqa: B006
+    json_file: JsonFile = None,
+    verbose: Verbose = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Run every role of the settings on this machine until the steps are done or you stop it, then show the accounts."""
+
+    def body() -> int:
+        options.quiet_logs(verbose, quiet)
+        return options.call(RUN, options.config_path(config), list(overrides), json_path=json_file)
+
+    options.finish(body)
 
 
 def demo(

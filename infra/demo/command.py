@@ -6,7 +6,6 @@ Child processes: per policy a dispatcher, a rollout worker, a processor and a tr
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,21 +17,15 @@ from infra.audit_command import audit_policy
 from infra.config import load
 from infra.demo import checks, recipe
 from infra.demo.children import children, make_model
-from infra.demo.keeper import Keeper
+from infra.demo.loop import STALL_S, drain, watch_until_done
 from infra.demo.run import Run
 from infra.demo.view import View
 from infra.demo.watch import Watch
 from infra.lifecycle import Exit, Stop
-from infra.log import Log, Place
 from infra.settings import Settings
 from infra.supervisor import Supervisor
-from schemas.errors import DeadlineExceeded, OffsetRLError
-from schemas.names import check_name, commit_group, topic
-
-STALL_S = 120.0
-"""Without any step or version for so long, the demo gives up and says what it waited for."""
-_GRACE_S = 40.0
-_DRAIN_S = 60.0
+from schemas.errors import DeadlineExceeded
+from schemas.names import check_name
 
 
 def command(
@@ -78,9 +71,11 @@ def _through(demo: Run, view: View, stop: Stop, json_path: Path | None, override
         try:
             with Supervisor(children(demo, overrides)) as supervisor:
                 view.say("dispatcher, rollout worker, processor and trainer started")
-                _watch(demo, view, watch, supervisor, stop, stall_s)
+                watch_until_done(demo, view, watch, supervisor, stop, stall_s)
+                if stop.requested:
+                    raise DeadlineExceeded("interrupted before the end of the run")
                 view.say("all steps trained; draining")
-                _drain(demo, log, supervisor, watch, view)
+                drain(demo, log, supervisor, watch, view)
         finally:
             watch.close()
         view.say("drained; auditing")
@@ -128,76 +123,6 @@ def _down(settings: Settings) -> None:
     from infra.embedded import servers
 
     servers.down(settings.embedded.state)
-
-
-# While it runs -----------------------------------------------------------------------------------------------------
-
-
-def _watch(demo: Run, view: View, watch: Watch, supervisor: Supervisor, stop: Stop, stall_s: float) -> None:
-    """Until every policy has its steps. Raises DeadlineExceeded naming what was waited for."""
-    keeper = Keeper(demo.settings)
-    while not watch.done:
-        watch.poll(0.25)
-        if again := keeper.tend():
-            view.say(f"embedded {' and '.join(again)} had died; started again")
-        if math.isnan(demo.seconds_to_first_step) and any(p.ledger.steps_done for p in watch.policies.values()):
-            demo.seconds_to_first_step = time.monotonic() - demo.started_s
-            view.say(f"first step trained after {demo.seconds_to_first_step:.1f} s")
-        view.show(watch.policies, {status.name: len(status.exits) for status in supervisor.status()})
-        ended = {name: code for name, code in supervisor.finished().items() if code}
-        if ended:
-            name, code = next(iter(ended.items()))
-            raise OffsetRLError(f"{name} ended with code {code} and is not started again:\n{supervisor.tail(name)}")
-        if stop.requested:
-            raise DeadlineExceeded("interrupted before the end of the run")
-        limit_s = (
-            max(stall_s, STALL_S) if math.isnan(demo.seconds_to_first_step) else stall_s
-        )  # starting takes its time
-        if time.monotonic() - watch.moved_at_s > limit_s:
-            raise DeadlineExceeded(_stalled(watch, supervisor, limit_s))
-
-
-def _stalled(watch: Watch, supervisor: Supervisor, stall_s: float) -> str:
-    waits = [
-        f"{p.policy} (step {p.ledger.steps_done}) waits for {p.waiting_for()}"
-        for p in watch.policies.values()
-        if not p.done
-    ]
-    deaths = {name: list(codes) for name, codes in supervisor.exits().items() if codes}
-    said = f"; exit codes so far: {deaths}" if deaths else ""
-    return f"no step and no version for {stall_s:g} s: {'; '.join(waits)}{said}"
-
-
-def _drain(demo: Run, log: Log, supervisor: Supervisor, watch: Watch, view: View) -> None:
-    """Workers finish what runs, dispatchers close what is open, processors judge it, trainers set aside what is left."""
-    policies = list(demo.settings.policies)
-    for role in ("rollout", "dispatch"):
-        supervisor.terminate([f"{role}-{policy}" for policy in policies], _GRACE_S)
-    deadline = time.monotonic() + _DRAIN_S
-    while behind := _behind(demo, log):
-        watch.poll(0.1)
-        view.show(watch.policies, {})
-        if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"draining: processors were still behind after {_DRAIN_S:g} s: {', '.join(behind)}")
-    for role in ("process", "train"):
-        supervisor.terminate([f"{role}-{policy}" for policy in policies], _GRACE_S)
-    watch.poll(0.1)
-
-
-def _behind(demo: Run, log: Log) -> list[str]:
-    """Partitions whose committed position has not reached their end."""
-    found = []
-    for policy in demo.settings.policies:
-        name = topic(demo.name, policy, "trajectories")
-        bounds = log.bounds(name)
-        places = {Place(name, partition): entry.end for partition, entry in bounds.items()}
-        stored = log.committed(commit_group(demo.name, policy, "process"), places)
-        found += [
-            f"{place.topic}[{place.partition}] at {stored[place].offset if place in stored else 0} of {end}"
-            for place, end in places.items()
-            if (stored[place].offset if place in stored else 0) < end
-        ]
-    return found
 
 
 # After -------------------------------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ class PolicyProgress:
 
     @property
     def done(self) -> bool:
-        """Whether every step has a result."""
-        return self.ledger.steps_done >= self.steps_wanted
+        """Whether every step of the run has a result; a run without a number of steps is never done."""
+        return 0 < self.steps_wanted <= self.ledger.steps_done
 
     @property
     def drops(self) -> Counter[str]:
@@ -82,13 +82,15 @@ class PolicyProgress:
         """What the next step waits for, in words."""
         if not self.published:
             return "version 0 of the weights (trainer)"
-        in_use = [beat.version for beat in self.of_role("rollout") if beat.state is State.SERVING]
-        if not in_use:
+        serving = [beat for beat in self.of_role("rollout") if beat.state is State.SERVING]
+        if not serving:
             return "a rollout worker that serves"
-        if self.ledger.steps_done - max(in_use) > self.max_staleness:
+        held = sum(int(beat.metrics.get("waiting_requests", 0)) for beat in serving)
+        if held and not any(beat.running for beat in serving):  # only weights can hold back requests of an idle worker
+            newest = max(beat.version for beat in serving)
             return (
-                f"newer weights in a rollout worker: version {max(in_use)} is in use after {self.ledger.steps_done} steps, "
-                f"and may be at most {self.max_staleness} behind"
+                f"newer weights in a rollout worker: {held} requests need them, version {newest} is in use, "
+                f"{max(self.published)} is published"
             )
         waiting = [int(beat.metrics.get("waiting_groups", 0)) for beat in self.of_role("train")]
         return f"kept groups: {sum(waiting)} wait, a batch needs more"

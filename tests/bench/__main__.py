@@ -11,7 +11,14 @@ from pathlib import Path
 
 from bench.harness import Bench
 
-BENCHES = {"codec": "bench.codec"}
+BENCHES = {
+    "codec": "bench.codec",
+    "consume": "bench.consume",
+    "exactly-once": "bench.exactly_once",
+    "groups": "bench.groups",
+    "path": "bench.path",
+    "produce": "bench.produce",
+}
 """Name -> module with `run(bench: Bench) -> None`; imported only when asked for."""
 
 

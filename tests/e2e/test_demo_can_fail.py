@@ -30,8 +30,8 @@ def test_workers_that_keep_their_first_weights(served: Home) -> None:
     arguments = ("--steps", "12", "--stall-s", "8", "--set", "policies.alpha.rollout.pickup=false")
     done = served.demo(*arguments).expect(Exit.DEADLINE)
     said = done.out.replace("\n", " ")
-    assert "no step and no version for 8 s: alpha (step 3) waits for newer weights in a rollout worker" in said
-    assert "version 0 is in use after 3 steps" in said and done.result is None
+    assert "no step and no version for 8 s" in said and "waits for newer weights in a rollout worker" in said, said
+    assert "version 0 is in use" in said and done.result is None
 
 
 def test_an_outcome_lost_from_the_log(served: Home, finished: Finished) -> None:

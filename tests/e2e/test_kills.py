@@ -74,11 +74,13 @@ def test_the_same_daemon_killed_again_and_again(served: Home) -> None:
 def test_a_server_killed_in_the_middle(fresh: Home, name: str) -> None:
     with fresh.started("--steps", "25") as running:
         running.wait_steps(5)
+        running.let_go()
         (killed,) = (status.pid for status in servers.status(fresh.folder / "state") if status.name == name)
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
         done = running.finish().expect()
     assert books_close(done)["steps"] == 25
+    assert f"embedded {name} had died; started again" in done.out
 
 
 def test_sigkill_of_the_demo_leaves_no_daemon(fresh: Home) -> None:

@@ -1,7 +1,7 @@
 """The whole loop on a log in memory, killed, frozen, doubled and cut off at any point; afterwards the books close.
 
 Every daemon is the real one; only the engine's answers, the learner's arithmetic, hearts and clocks are stand-ins
-(support.loop). What must hold at every moment is asserted by support.watcher, record by record.
+(support.simulation). What must hold at every moment is asserted by support.watcher, record by record.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from schemas.errors import DeadlineExceeded, Superseded
 from schemas.records import Plan, Result
 from schemas.rules.chain import NONE, ReadBack
 from schemas.rules.partition import PartitionState
-from support.loop import POLICY, RUN, Simulation, install, step_digest
+from support.loop import POLICY, RUN
 from support.processor_scenes import records
+from support.simulation import Simulation, install, step_digest
 from trainers.trainer import Trainer
 
 
@@ -130,12 +131,13 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
 
 
 def test_faults_really_happen(tmp_path: Path) -> None:
-    """Without void and repeated records on the log, the tests above would prove nothing."""
-    counts = sum(
-        (simulate(seed, tmp_path, num_faults=30).watcher.counts for seed in range(3)),
-        start=type(Simulation)("C", (), {}) and __import__("collections").Counter(),
-    )
-    for name in ("repeated outcomes", "asked once more"):
+    """Without superseded processes and repeated records, the tests above would prove nothing."""
+    counts: Counter[str] = Counter()
+    for seed in range(6):
+        sim = simulate(seed, tmp_path, num_faults=30)
+        counts += sim.watcher.counts
+        counts.update(f"superseded {process.role}" for process in sim.processes if process.code == 4)
+    for name in ("repeated outcomes", "asked once more", "superseded train", "superseded dispatch"):
         assert counts[name], name
 
 

@@ -178,14 +178,19 @@ class Running:
 
     def close(self) -> None:
         """Kill what is left, children first known by their parent; never touches processes of other homes."""
-        if self._watch is not None:
-            self._watch.close()
-        if self._log is not None:
-            self._log.close()
+        self.let_go()
         for process in self.family():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait(30)
+
+    def let_go(self) -> None:
+        """Close the connection to its broker, before that is killed: the client's own retries leave sockets unclosed."""
+        if self._watch is not None:
+            self._watch.close()
+        if self._log is not None:
+            self._log.close()
+        self._watch = self._log = None
 
     def family(self) -> list[psutil.Process]:
         """The demo and all that it has started, while it lives."""

@@ -10,7 +10,7 @@ from infra.ownership import read_record
 from infra.settings import Settings
 from infra.weights.announce import Heads, fold
 from schemas.names import topic
-from schemas.records import Announcement, Claim, Close, Outcome, Plan, Request, Trajectory
+from schemas.records import Address, Announcement, Claim, Close, Outcome, Plan, PlanDrop, Request, Trajectory
 from schemas.rules.chain import Chain
 from schemas.rules.claims import Claims
 from schemas.rules.ledger import Ledger
@@ -27,6 +27,7 @@ class Watcher:
         table = settings.policies[self.policy]
         self.capacity, self.batch = table.dispatch.capacity_groups, table.train.batch_groups
         self.eta = table.train.max_staleness
+        self._lifetime_ms = int(table.dispatch.lifetime_s * 1000)
         self.kinds = {topic(self.run, self.policy, kind): kind for kind in KINDS}
         self._reader = log.reader({Place(name, partition): 0 for name in self.kinds for partition in log.bounds(name)})
         self.claims: dict[Place, Claims] = {}
@@ -115,8 +116,6 @@ class Watcher:
             if time_ms > over and record.group not in self.joined:
                 self._end(record.group)
 
-    _lifetime_ms = 6000
-
     def _outcome(self, partition: int, record: Outcome) -> None:
         if not self.chains.setdefault(partition, Chain()).take(record.previous, record.closing_offset):
             self.counts["repeated outcomes"] += 1
@@ -128,10 +127,14 @@ class Watcher:
             self.backlog.add(key)
 
     def _step(self, offset: int, record: object) -> None:
-        if not self.ledger.take(offset, record) or not isinstance(record, Plan):
+        if not self.ledger.take(offset, record):
+            self.counts["void records of steps"] += 1
             return
-        for address in (*record.samples, *record.drops):
-            self.backlog.remove((address.partition, address.closing_offset))
+        if not isinstance(record, Plan):
+            return
+        named: list[Address | PlanDrop] = [*record.samples, *record.drops]
+        for entry in named:
+            self.backlog.remove((entry.partition, entry.closing_offset))
         for address in record.samples:
             age = record.step - self.outcomes[(address.partition, address.closing_offset)].oldest_version
             assert 0 <= age <= self.eta, f"step {record.step} eats a group of age {age}, the bound is {self.eta}"
