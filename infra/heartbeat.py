@@ -102,7 +102,7 @@ class Heart:
                     if not failures:
                         log.warning("heartbeats do not reach the broker", topic=self._topic, error=str(error))
                     failures += 1
-                    self._rest(min(_BACKOFF_S[0] * 2**failures, _BACKOFF_S[1]))
+                    self._rest(min(_BACKOFF_S[0] * 2 ** min(failures, 8), _BACKOFF_S[1]))
         except BaseException as error:  # noqa: BLE001  # raised in the daemon's own thread by the next beat
             self._bug = error
         finally:

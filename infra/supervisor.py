@@ -252,7 +252,7 @@ class Supervisor:
         if child.finished:
             self._log.info("ended", child=child.spec.name, exit_code=code, told=child.told)
             return
-        wait_s = min(_BACKOFF_S[0] * 2 ** (child.failures - 1), _BACKOFF_S[1])
+        wait_s = min(_BACKOFF_S[0] * 2 ** min(child.failures - 1, 8), _BACKOFF_S[1])
         child.next_start_s = now + wait_s
         self._log.warning("died, will be started again", child=child.spec.name, exit_code=code, wait_s=wait_s)
 

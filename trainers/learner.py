@@ -14,7 +14,7 @@ from infra.config import config_digest
 from infra.daemon import Daemon
 from infra.weights.publish import model_files
 from schemas.codec import encode
-from schemas.errors import SettingError
+from schemas.errors import LogTruncated, SettingError
 from schemas.records import KEPT, Outcome, Plan
 from schemas.rules.ledger import Ledger
 from trainers import checkpoint
@@ -57,7 +57,9 @@ class Learner:
         self._stepper = Stepper(load_policy(self._folder, dtype=table.dtype), algorithms, how)
 
     def load(self, ledger: Ledger, *, first: bool) -> Mapping[int, SamplesPosition]:
-        """Load the newest checkpoint whose last plan counts; where to read samples from. Raises SettingError.
+        """Load the newest checkpoint whose last plan counts; where to read samples from.
+
+        Raises SettingError without one, LogTruncated when the log is not the one that a checkpoint was trained from.
 
         `first`: nobody has claimed this policy before, so the model's own weights become checkpoint 0.
         """
@@ -66,14 +68,18 @@ class Learner:
         def objection(meta: Meta) -> str | None:
             if (meta.run, meta.policy) != (self._run, self._policy):
                 return f"it belongs to {meta.run}.{meta.policy}"
-            plan = plans.get(meta.plan_offset)
             if meta.version == 0:
                 return None
+            plan = plans.get(meta.plan_offset)
+            if meta.plan_offset >= ledger.end or (plan is not None and plan_digest(plan) != meta.plan_digest):
+                raise LogTruncated(
+                    f"{self._run}.{self._policy}: a checkpoint of version {meta.version} under {self._root} was trained from "
+                    f"a plan at offset {meta.plan_offset} of steps, but the log {_instead(ledger, meta)}: the log was "
+                    "truncated or made anew. Restore it, or go on under another run name"
+                )
             if plan is None or plan.step != meta.plan_step:
                 return f"its last plan, of step {meta.plan_step} at offset {meta.plan_offset}, does not count"
-            return (
-                None if plan_digest(plan) == meta.plan_digest else "the log was truncated: it holds another plan there"
-            )
+            return None
 
         found = checkpoint.newest_eligible(self._root, objection)
         if found is None and not first:
@@ -145,6 +151,11 @@ class Learner:
             if meta.version == 0:
                 raise SettingError(f"the first checkpoint cannot be written under {self._root}: {error}") from error
             _LOG.error("checkpoint not written; the one before stays", version=meta.version, error=str(error))
+
+
+def _instead(ledger: Ledger, meta: Meta) -> str:
+    """What the log holds in the place of a checkpoint's plan."""
+    return f"ends at {ledger.end}" if meta.plan_offset >= ledger.end else "holds another plan there"
 
 
 def plan_digest(plan: Plan) -> str:

@@ -28,6 +28,8 @@ class Ledger:
         """Everything that effective plans set aside."""
         self._named: set[tuple[int, int]] = set()
         # By (partition, closing offset), since an outcome may be repeated at several offsets of `samples`.
+        self.end = 0
+        """Offset behind the last record taken in."""
         self.void = 0
         """Records that did not count."""
 
@@ -47,6 +49,7 @@ class Ledger:
 
     def take(self, offset: int, record: object) -> bool:
         """Take in a record of `steps`; True if it counts."""
+        self.end = offset + 1
         if isinstance(record, Claim):
             effective = self.claims.claim(record.epoch, record.nonce)
         elif isinstance(record, Plan):

@@ -40,10 +40,10 @@ COMMIT_EVERY_S = 0.2
 TARGET = 0.85
 SOURCE = "kills"
 SEED = 20
-NUM_GROUPS = 1600
+NUM_GROUPS = 800
 NUM_TOKENS = 512
 NUM_KILLS = 2
-LIFE_S = (0.5, 1.5)
+LIFE_S = (0.4, 1.2)
 """Shortest and longest life of a processor before it is killed."""
 MIXED = 32
 """Groups that are open at the same time."""

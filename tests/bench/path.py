@@ -35,13 +35,13 @@ from trainers.backlog import Backlog, from_start
 
 GROUP_SIZE = 8
 PARTITIONS = 2
-COMMIT_EVERY_S = 0.2
+COMMIT_EVERY_S = 1.0
 MAX_TOKENS = 1_000_000
 LIFETIME_MS = 600_000
 TARGET = 0.7
-BATCHES = {512: 64, 4096: 16}
+BATCHES = {512: 128, 4096: 16}
 """Tokens of a trajectory -> groups in a batch."""
-KEPT_OF = 4
+EQUAL_EVERY = 4
 """Every so many groups, all rewards are equal."""
 
 
@@ -72,7 +72,7 @@ def compare(bench: Bench, found: Broker, batches: dict[int, int]) -> None:
 
 
 def make_batch(run: str, num_tokens: int, num_groups: int, first: int) -> list[Trajectory]:
-    """Groups from number `first` on, members of all groups mixed; every KEPT_OF-th group has equal rewards."""
+    """Groups from number `first` on, members of all groups mixed; every EQUAL_EVERY-th group has equal rewards."""
     columns = make_columns(num_tokens)
     now_ms = time.time_ns() // 1_000_000
     return [
@@ -81,7 +81,7 @@ def make_batch(run: str, num_tokens: int, num_groups: int, first: int) -> list[T
             run=run,
             index=index,
             partition=number % PARTITIONS,
-            reward=0.5 if number % KEPT_OF == 0 else (index * 7 + number) % 5 / 4,
+            reward=0.5 if number % EQUAL_EVERY == 0 else (index * 7 + number) % 5 / 4,
             first_request_time_ms=now_ms,
             lifetime_ms=LIFETIME_MS,
         )
@@ -204,7 +204,7 @@ class Bytes:
             self._consumer.seek(place, 0)
         self._small = [encode(record) for record in records]
         kept = self._small[: len(records) // GROUP_SIZE]
-        self._large = [value * GROUP_SIZE if n % KEPT_OF else value for n, value in enumerate(kept)]
+        self._large = [value * GROUP_SIZE if n % EQUAL_EVERY else value for n, value in enumerate(kept)]
 
     def move(self) -> None:
         """There and back, twice."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from consumers.group_rewards import GroupRewards, Numbers
 from schemas.records import Trajectory
 
@@ -67,3 +69,29 @@ def bonus(trajectory: Trajectory, reward: float, *, each: float) -> float:
 def no_number(trajectory: Trajectory, reward: float) -> float:
     """Shaping that divides by nothing."""
     return reward * float("inf")
+
+
+class Slow:
+    """How often the slow component was entered, and until when it stays there."""
+
+    def __init__(self) -> None:
+        self.entered, self.hold = threading.Event(), threading.Event()
+        self.times = 0
+
+    def clear(self) -> None:
+        """As before its first call."""
+        self.entered.clear()
+        self.times = 0
+
+
+SLOW = Slow()
+
+
+def slow_once(group: GroupRewards) -> Numbers:
+    """The first group takes until `SLOW.hold` is set, at most 30 s."""
+    if not SLOW.entered.is_set():
+        SLOW.entered.set()
+        SLOW.times += 1
+        SLOW.hold.wait(30)
+    centred: Numbers = group.rewards - group.rewards.mean()
+    return centred

@@ -17,7 +17,7 @@ from infra.memory_store import MemoryStore
 from infra.settings import Settings
 from infra.weights.announce import read_heads
 from infra.weights.fetch import fetch, load_manifest
-from schemas.errors import SettingError, Superseded
+from schemas.errors import LogTruncated, SettingError, Superseded
 from schemas.records import Announcement, Member, Outcome
 from schemas.rules.ledger import Ledger
 from support.loop import append, make_daemon, make_log, make_settings, said
@@ -241,13 +241,30 @@ def test_without_its_checkpoints_a_claimed_policy_is_not_trained(make: Callable[
         scene.start().take_over()
 
 
-def test_a_checkpoint_of_another_plan_is_passed_over(make: Callable[..., Scene]) -> None:
+def test_a_log_that_holds_another_plan_than_a_checkpoint_saw_stops_the_trainer(make: Callable[..., Scene]) -> None:
     scene = make()
     scene.train()
     learner = Learner(make_daemon(scene.log, scene.settings))
     ledger = ledger_of(scene.log)
     offset, plan = ledger.plans[STEPS - 1]
     ledger.plans[STEPS - 1] = (offset, replace(plan, seed=plan.seed + 1))
+    with pytest.raises(LogTruncated, match=rf"offset {offset} of steps, but the log holds another plan there"):
+        learner.load(ledger, first=False)
+
+
+def test_a_log_that_ends_before_a_checkpoint_s_plan_stops_the_trainer(make: Callable[..., Scene]) -> None:
+    scene = make()
+    scene.train()
+    with pytest.raises(LogTruncated, match="but the log ends at 0"):
+        Learner(make_daemon(scene.log, scene.settings)).load(Ledger(), first=True)
+
+
+def test_a_checkpoint_of_a_plan_that_does_not_count_is_passed_over(make: Callable[..., Scene]) -> None:
+    scene = make()
+    scene.train()
+    learner = Learner(make_daemon(scene.log, scene.settings))
+    ledger = ledger_of(scene.log)
+    del ledger.plans[STEPS - 1]  # as if a superseded trainer had written it
     learner.load(ledger, first=False)
     assert learner.version == STEPS - 2
 
