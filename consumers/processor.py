@@ -35,8 +35,8 @@ def run(daemon: Daemon) -> int:
     processor.sharing = make_sharing(daemon, heart.session)
     try:
         while not daemon.stop.requested:
+            heart.beat(metrics=processor.metrics())  # before the turn: the first one may be slow as well
             wait_s = processor.turn(_POLL_S)
-            heart.beat(metrics=processor.metrics())
             daemon.stop.wait(wait_s)
         heart.beat(State.DRAINING, processor.metrics())
         processor.drain()

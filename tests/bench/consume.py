@@ -1,8 +1,8 @@
 """Bench `consume`: records of 4 KB, 64 KB and 1 MB from a real broker.
 
-Sides: our reader; a loop on the bare client with the same settings (fetches of 1 MB); the same with fetches of 16 MB; the
-client's own defaults. One call = the next stretch of one long topic; figures are of the stretch. Check `bare client`:
-CPU time of the bare loop over ours, of the worst size.
+Sides: our reader; a loop on the bare client with the same settings; the same with the client's own. One call = the next
+stretch of one long topic; figures are of the stretch. Check `bare client`: CPU time of the bare loop over ours, of the
+worst size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from kafka import KafkaConsumer, TopicPartition
 
 from bench.broker import PATIENCE_S, Broker, broker
 from bench.harness import Bench, Side, ratio
-from infra._kafka_options import MIB
 from infra.kafka_log import KafkaLog
 from infra.log import Place
 
@@ -69,7 +68,7 @@ def fill(found: Broker, log: KafkaLog, topic: str, size_bytes: int, count: int) 
 
 
 def make_sides(found: Broker, log: KafkaLog, topic: str, count: int) -> list[Side]:
-    """Ours, and three loops on the bare client."""
+    """Ours, and two loops on the bare client."""
     reader = log.reader({Place(topic, partition): 0 for partition in range(PARTITIONS)})
 
     def ours() -> tuple[int, int]:
@@ -77,11 +76,9 @@ def make_sides(found: Broker, log: KafkaLog, topic: str, count: int) -> list[Sid
         return len(values), sum(map(len, values))
 
     plain = KafkaConsumer(bootstrap_servers=[found.bootstrap], auto_offset_reset="earliest", enable_auto_commit=False)
-    large = found.bare(KafkaConsumer, max_partition_fetch_bytes=16 * MIB)
     return [
         Side("ours", Stretch(ours, count)),
         Side("bare client", Stretch(_loop(found.bare(KafkaConsumer), topic), count)),
-        Side("bare client, fetches of 16 MB", Stretch(_loop(large, topic), count)),
         Side("bare client, its defaults", Stretch(_loop(plain, topic), count)),
     ]
 

@@ -101,8 +101,11 @@ class Nemesis:
         bootstrap = servers.endpoints(table.state, (servers.KAFKA,)).bootstrap_servers
         self.run_name = f"chaos-{chaos.seed}-{time.time_ns() % 10**9}"
         self.settings = _settings(self.run_name, chaos.policies, bootstrap, relay.socks_url)
+        # Closed while brokers die: the client leaves sockets of refused connections to the garbage collector.
+        first = KafkaLog(bootstrap)
+        first.create(topic_specs(Settings.model_validate(self.settings)))
+        first.close()
         self.log: Log = KafkaLog(bootstrap)
-        self.log.create(topic_specs(Settings.model_validate(self.settings)))
         self.plan = make_plan(
             chaos.seed, self.run_name, list(chaos.policies), num_trajectories=chaos.num_trajectories,
             num_partitions=PARTITIONS, now_ms=time.time_ns() // 1_000_000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,7 +59,7 @@ def _running(log: MemoryLog, *names: str) -> Iterator[None]:
     policy = {
         "model": "model",
         "process": {"advantage": "support.processor_components:slow_once", "commit_every_s": 0.01},
-        "dispatch": {"group_size": GROUP_SIZE, "heartbeat_timeout_s": 10 * HEARTBEAT_S},
+        "dispatch": {"group_size": GROUP_SIZE, "heartbeat_timeout_s": 100 * HEARTBEAT_S},
         "rollout": {"heartbeat_s": HEARTBEAT_S},
     }
     settings = Settings.model_validate({"run": {"name": "demo"}, "policies": {"main": policy}})
@@ -85,6 +85,17 @@ def _beats(log: MemoryLog) -> list[tuple[Heartbeat, int]]:
     return [(record, time_ms) for record, time_ms in found if isinstance(record, Heartbeat)]
 
 
+def _names(log: MemoryLog, start: int) -> list[str]:
+    return [beat.name for beat, _ in _beats(log)[start:]]
+
+
+def _until(found: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not found():
+        assert time.monotonic() < deadline_s, "it never came"
+        time.sleep(0.01)
+
+
 def test_a_slow_component_stops_no_heartbeat_and_doubles_nothing() -> None:
     """Of 21 groups the first takes long, as one of 9 s would: nobody is taken for lost, 21 results stand once."""
     from support.processor_components import SLOW
@@ -94,23 +105,18 @@ def test_a_slow_component_stops_no_heartbeat_and_doubles_nothing() -> None:
     log = MemoryLog()
     log.create([TopicSpec(name, 1) for name in (SOURCE, "demo.main.samples", DEAD_LETTERS, "demo.control")])
     now_ms = log.clock_ms()
-    writer = log.writer()
-    for event in [_member(f"g{n:08d}", i, first_request_time_ms=now_ms) for n in range(21) for i in range(GROUP_SIZE)]:
-        writer.send(SOURCE, 0, event.value or b"")
-    writer.close()
+    events = [_member(f"g{n:08d}", i, first_request_time_ms=now_ms) for n in range(21) for i in range(GROUP_SIZE)]
     with _running(log, "one", "two"):
+        _until(lambda: {b.name for b, _ in _beats(log) if b.metrics.get("processors") == 2} == {"one", "two"})
+        writer = log.writer()
+        for event in events:
+            writer.send(SOURCE, 0, event.value or b"")
+        writer.close()
         assert SLOW.entered.wait(20)
         before = len(_beats(log))
-        deadline_s = time.monotonic() + 20
-        while len(_beats(log)) < before + 40:  # both go on; without that the slow one would fall silent
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-        names = [beat.name for beat, _ in _beats(log)[before:]]
-        assert min(names.count("one"), names.count("two")) >= 10
+        _until(lambda: min(_names(log, before).count(name) for name in ("one", "two")) >= 20)  # the slow one as well
         SLOW.hold.set()
-        while len(effective(log)) < 21:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        _until(lambda: len(effective(log)) == 21)
     assert [o.group for o in effective(log)] == [f"g{n:08d}" for n in range(21)]
     assert len(records(log, "demo.main.samples")) == 21
     assert SLOW.times == 1, "another processor did the slow work as well"
@@ -146,21 +152,21 @@ def test_a_rewound_position_changes_nothing(offset: int) -> None:
 
 def test_a_gap_has_its_exact_size_and_reading_goes_on_behind_it() -> None:
     """100 records, a position of 10, records before 50 removed: goes on at 50, reads 50 of them, says that 40 are gone."""
-    log = filled([_member(f"g{n:08d}", 0, group_size=1) for n in range(100)])
+    log = filled(_groups(34)[:100])
     log.commit(GROUP, {PLACE: Committed(10, "")})
     log.delete_before(PLACE, 50)
-    partitions = processor(log, min_members=1)
+    partitions = processor(log)
     work_off(partitions, log)
     metrics = partitions.metrics()
     assert (metrics["gap_records"], metrics["trajectories"]) == (40, 50)
-    assert [o.closing_offset for o in effective(log)] == list(range(50, 100))
+    assert [o.closing_offset for o in effective(log)] == list(range(53, 99, 3))  # what is left of g16 stays open
 
 
 def test_a_gap_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    log = filled([_member(f"g{n:08d}", 0, group_size=1) for n in range(100)])
+    log = filled(_groups(34)[:100])
     log.commit(GROUP, {PLACE: Committed(10, "")})
     log.delete_before(PLACE, 50)
-    processor(log, min_members=1).work(0.0)
+    processor(log).work(0.0)
     said = next(line for line in capsys.readouterr().out.splitlines() if "unread records were removed" in line)
     assert f"{SOURCE}[0]" in said
     assert "40" in said
@@ -203,8 +209,7 @@ def test_memory_stays_flat_while_members_are_lost() -> None:
         log.partition(Place("demo.main.samples", 0)).records.clear()
         log.delete_before(PLACE, log.bounds(SOURCE)[0].end)
     assert max(held[300:]) == max(held[100:300]) > 0
-    one = len(_long("g", 0).value or b"")
-    assert max(held) == 3 * 2 * one
+    assert max(held) < 3 * 2 * 1.01 * len(_long("g", 0).value or b"")
 
 
 def test_held_members_are_a_quarter_of_decoded_lists_at_most() -> None:
