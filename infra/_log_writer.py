@@ -65,7 +65,7 @@ class Sent:
 
     def result(self, timeout_s: float) -> Ack:
         """Wait for the acknowledgement. Raises SendFailed, or DeadlineExceeded naming the record's place."""
-        if not self.done() and not self._writer.wait_for(self.done, timeout_s):
+        if self._ack is None and self._error is None and not self._writer.wait_for(self.done, timeout_s):
             raise DeadlineExceeded(
                 f"{self.topic}[{self.partition}]: no acknowledgement of a record within {timeout_s:g} s; "
                 "it may or may not be on the log"
@@ -163,8 +163,10 @@ class LogWriter:
         """Take a record off the books; the caller holds `lock`."""
         if self._open.pop(id(sent), None) is not None:
             self._held_bytes -= cost
-        if self._awaited and any(is_met() for is_met in self._awaited):
-            self._changed.notify_all()
+        for is_met in self._awaited:
+            if is_met():
+                self._changed.notify_all()
+                break
 
     def wait_for(self, is_met: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until a settled record has made this true; False if the time is over before."""
@@ -184,7 +186,11 @@ class LogWriter:
     def _reserve(self, sent: Sent, cost: int) -> None:
         """Wait for room in the byte budget; a record larger than all of it passes when nothing else is held."""
         with self.lock:
-            has_room = self._has_room(cost) or self.wait_for(lambda: self._has_room(cost), self._patience_s)
+            if self._finished is None and self._held_bytes + cost <= self._buffer_bytes:  # nearly always
+                self._open[id(sent)] = sent
+                self._held_bytes += cost
+                return
+            has_room = self.wait_for(lambda: self._has_room(cost), self._patience_s)
             if self._finished is not None:
                 raise SendFailed(f"{sent.topic}[{sent.partition}]: nothing can be sent any more: {self._finished}")
             if not has_room:

@@ -7,6 +7,7 @@ of it is imported before it runs.
 from __future__ import annotations
 
 import importlib
+import os
 import socket
 import sys
 import traceback
@@ -130,7 +131,7 @@ def _run(body: Callable[[Daemon], int], role: str, options: Options, loaded: Loa
 
 
 def default_name(role: str) -> str:
-    """A worker's name where none is given: the machine's, as far as names allow; else the role's.
+    """Name of a process where none is given: the role's; for workers, of which there are many, the machine's and the pid.
 
     >>> default_name("train")
     'train'
@@ -138,7 +139,7 @@ def default_name(role: str) -> str:
     if role != "rollout":
         return role
     host = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in socket.gethostname().lower())
-    return host.strip("-")[:63] or role
+    return f"{host.strip('-')[:50] or role}-{os.getpid()}"
 
 
 def edge(body: Callable[[], int]) -> int:

@@ -6,6 +6,7 @@ Child processes: per policy a dispatcher, a rollout worker, a processor and a tr
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from infra.demo.watch import Watch
 from infra.lifecycle import Exit, Stop
 from infra.settings import Settings
 from infra.supervisor import Supervisor
-from schemas.errors import DeadlineExceeded
+from schemas.errors import DeadlineExceeded, OffsetRLError
 from schemas.names import check_name
 
 
@@ -68,19 +69,26 @@ def _through(demo: Run, view: View, stop: Stop, json_path: Path | None, override
     try:
         provision.ensure(log, demo.settings)
         watch = Watch(log, demo.settings, demo.started_s)
+        failure: OffsetRLError | None = None
         try:
             with Supervisor(children(demo, overrides)) as supervisor:
                 view.say("dispatcher, rollout worker, processor and trainer started")
                 watch_until_done(demo, view, watch, supervisor, stop, stall_s)
-                if stop.requested:
-                    raise DeadlineExceeded("interrupted before the end of the run")
-                view.say("all steps trained; draining")
-                drain(demo, log, supervisor, watch, view)
+                if not stop.requested:
+                    view.say("all steps trained; draining")
+                    drain(demo, log, supervisor, watch, view)
+        except OffsetRLError as error:
+            failure = error
         finally:
             watch.close()
-        view.say("drained; auditing")
+        if stop.requested:
+            raise DeadlineExceeded("interrupted before the end of the run")
+        view.say("gave up; auditing" if failure else "drained; auditing")
         demo.audits = {policy: audit_policy(log, demo.settings, policy) for policy in demo.settings.policies}
-        return _finish(demo, view, watch, json_path)
+        code = _finish(demo, view, watch, json_path, failure)
+        if failure is not None:
+            raise failure
+        return code
     finally:
         log.close()
 
@@ -128,12 +136,16 @@ def _down(settings: Settings) -> None:
 # After -------------------------------------------------------------------------------------------------------------
 
 
-def _finish(demo: Run, view: View, watch: Watch, json_path: Path | None) -> int:
+def _finish(demo: Run, view: View, watch: Watch, json_path: Path | None, failure: OffsetRLError | None) -> int:
+    """Hold the figures against the checks, write report and JSON. `failure`: what ended the run too early."""
     by_policy = {
         policy: checks.policy_facts(found, max_staleness=demo.settings.policies[policy].train.max_staleness)
         for policy, found in demo.audits.items()
     }
     findings = {policy: checks.check(policy, figures, steps=demo.steps) for policy, figures in by_policy.items()}
+    if failure is not None:
+        for entries in findings.values():
+            entries.insert(0, checks.Finding("runs to its end", False, str(failure)))
     good = all(finding.ok for entries in findings.values() for finding in entries)
     result: dict[str, Any] = {
         "run": demo.name,
@@ -153,12 +165,21 @@ def _finish(demo: Run, view: View, watch: Watch, json_path: Path | None) -> int:
             )
     path = _report(demo, view, watch, result)
     if json_path is not None:
-        json_path.write_text(json.dumps(result, indent=2) + "\n")
+        json_path.write_text(json.dumps(_plain(result), indent=2, allow_nan=False) + "\n")
     view.say(
         f"{'passed' if good else 'failed'} after {result['seconds_total']:.0f} s"
         + (f"; report: {_short(path)}" if path else "")
     )
     return Exit.OK if good else Exit.FAILED
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON knows it: what is no number, because there was no step to take it from, becomes null."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _report(demo: Run, view: View, watch: Watch, result: Mapping[str, Any]) -> Path | None:
