@@ -1,4 +1,4 @@
-"""The processor's partitions on a real broker: groups, poison, and two processors one after the other."""
+"""The processor's partitions on a real broker: groups, poison, two one after the other, shares, lost positions."""
 
 from __future__ import annotations
 
@@ -94,3 +94,36 @@ def test_groups_poison_and_a_successor(log: KafkaLog) -> None:
     )
     first.discard()
     second.discard()
+
+
+def test_shares_and_lost_positions(log: KafkaLog) -> None:
+    """Two share the partitions; one leaves; all stored positions are lost: the outcomes stay the same."""
+    run = f"shares-{secrets.token_hex(4)}"
+    settings = Settings.model_validate({"run": {"name": run}, "policies": {"main": {"model": "m"}}})
+    log.create(topic_specs(settings))
+    source = f"{run}.main.trajectories"
+    for partition in (0, 1):
+        _send(log, source, partition, _group(run, f"g{partition}", partition))
+    one, two = _partitions(log, run), _partitions(log, run)
+    one.own({0})
+    two.own({1})
+    deadline_s = time.monotonic() + 60
+    while {**one.positions, **two.positions} != {0: 3, 1: 3}:
+        assert time.monotonic() < deadline_s
+        one.work(0.2)
+        two.work(0.2)
+    two.own(set())
+    assert two.work(0.0) == 0
+    one.own({0, 1})
+    for partition in (0, 1):
+        _send(log, source, partition, _group(run, f"h{partition}", partition))
+    _work_off(log, one, source)
+    heir = _partitions(log, run)
+    heir._group = f"{run}.main.elsewhere"  # nothing is stored under this name
+    for partition in (0, 1):
+        _send(log, source, partition, _group(run, f"i{partition}", partition))
+    _work_off(log, heir, source)
+    outcomes = [record for record in _values(log, f"{run}.main.samples") if isinstance(record, Outcome)]
+    assert sorted(o.group for o in outcomes) == ["g0", "g1", "h0", "h1", "i0", "i1"]
+    for partitions in (one, two, heir):
+        partitions.discard()
