@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from support.servers import S3Endpoint, session_bootstrap, session_s3, stop_session_servers
 
@@ -13,6 +15,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let the Kafka client be imported: on Python 3.11 it reads its own resources in a deprecated way."""
     for theirs in ("ignore::DeprecationWarning:kafka.*", "ignore:open_text is deprecated:DeprecationWarning"):
         config.addinivalue_line("filterwarnings", theirs)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A test that configures logging, as every command does, changes nothing for the next one."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

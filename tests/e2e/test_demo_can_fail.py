@@ -31,7 +31,9 @@ def test_workers_that_keep_their_first_weights(served: Home) -> None:
     done = served.demo(*arguments).expect(Exit.DEADLINE)
     said = done.out.replace("\n", " ")
     assert "no step and no version for 8 s" in said and "waits for newer weights in a rollout worker" in said, said
-    assert "version 0 is in use" in said and done.result is None
+    assert "version 0 is in use" in said
+    assert not done.figures["ok"]
+    assert "no step and no version for 8 s" in failed_checks(done)["runs to its end"]
 
 
 def test_an_outcome_lost_from_the_log(served: Home, finished: Finished) -> None:
