@@ -12,7 +12,6 @@ import itertools
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from support import chaos_check
 from support.chaos_plan import GROUP_SIZE, make_plan
 from support.chaos_processes import process, produce
 from support.relay import Relay
+from support.servers import kept_state
 
 CONTEXT = multiprocessing.get_context("forkserver")
 MIN_MEMBERS = 2
@@ -71,14 +71,10 @@ class Report:
 @contextmanager
 def own_broker(kafka_version: str = "4.2.2") -> Iterator[EmbeddedTable]:
     """A broker that may be killed, in a folder of its own."""
-    state = Path(tempfile.mkdtemp(prefix="offsetrl-chaos-")).resolve()
-    table = EmbeddedTable(state=state / "state", kafka_version=kafka_version, heap_mb=256)
-    try:
+    with kept_state("offsetrl-chaos-") as state:
+        table = EmbeddedTable(state=state, kafka_version=kafka_version, heap_mb=256)
         servers.up(table, "none", only=(servers.KAFKA,))
         yield table
-    finally:
-        servers.down(table.state)
-        shutil.rmtree(state, ignore_errors=True)
 
 
 def run_chaos(chaos: Chaos, table: EmbeddedTable) -> Report:

@@ -31,19 +31,20 @@ def make_plan(
     rng = random.Random(f"chaos/{seed}")
     timed: list[tuple[float, int, Item]] = []
     num_groups = num_trajectories // GROUP_SIZE
+    patience = min(80, num_groups // 10)
     for n in range(num_groups):
         policy, partition = policies[n % len(policies)], rng.randrange(num_partitions)
         base = trajectory(
             run=run, policy=policy, group=f"g{n:08d}", group_size=GROUP_SIZE, partition=partition, item=n,
             first_request_time_ms=now_ms, lifetime_ms=LIFETIME_MS,
         )  # fmt: skip
-        for place, item in _group(rng, base, n):
+        for place, item in _group(rng, base, n, patience):
             timed.append((place, len(timed), item))
     return [item for _, _, item in sorted(timed, key=lambda entry: entry[:2])]
 
 
-def _group(rng: random.Random, base: Trajectory, n: int) -> list[tuple[float, Item]]:
-    """Sends of one group, each with where it stands in the order; groups overlap."""
+def _group(rng: random.Random, base: Trajectory, n: int, patience: int) -> list[tuple[float, Item]]:
+    """Sends of one group, each with where it stands in the order; groups overlap. `patience`: until it is closed."""
     found: list[tuple[float, Item]] = []
     key = base.group.encode()
 
@@ -64,17 +65,17 @@ def _group(rng: random.Random, base: Trajectory, n: int) -> list[tuple[float, It
             lost_members = True
         elif chance < 0.07:  # too late by itself
             lost_members = True
-            add(8, encode(replace(member, first_request_time_ms=1, lifetime_ms=1)))
+            add(patience / 4, encode(replace(member, first_request_time_ms=1, lifetime_ms=1)))
         else:
-            add(8, encode(member))
+            add(patience / 4, encode(member))
         if rng.random() < 0.04:
             add(12, encode(replace(member, attempt=1, reward=0.5, status=Status.OK)))
     if rng.random() < 0.05:  # a close record that comes before any member closes nothing
         found.append((n - 1.0, Item(base.policy, base.partition, key, encode(_close(base)))))
     if lost_members or rng.random() < 0.05:
-        found.append((n + 80.0, Item(base.policy, base.partition, key, encode(_close(base)))))
+        found.append((n + float(patience), Item(base.policy, base.partition, key, encode(_close(base)))))
     if rng.random() < 0.12:
-        add(8, rng.choice(_poison(base)), is_poison=True)
+        add(patience / 4, rng.choice(_poison(base)), is_poison=True)
     return found
 
 

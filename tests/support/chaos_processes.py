@@ -33,6 +33,7 @@ from schemas.rules.closing import Recent
 from support.chaos_plan import Item
 
 ROUND = 25
+FAILURES = 3
 
 
 def produce(settings: dict[str, Any], plan: list[Item], journal: str, allowed: Any, acked: Any) -> None:
@@ -97,13 +98,24 @@ def process(settings: dict[str, Any], policy: str, name: str, output: str, seed:
 
 
 class LossyLog:
-    """A log whose sends fail now and then: half of those records stand on the log, half do not."""
+    """A log whose sends fail now and then: half of those records stand on the log, half do not.
+
+    At most FAILURES times in a process's life, so that a sound processor always gets through soon.
+    """
 
     def __init__(self, log: Log, rng: random.Random, share: float) -> None:
         self._log, self._rng, self._share = log, rng, share
+        self._left = FAILURES
+
+    def strikes(self) -> float | None:
+        """None: the send goes well; else it fails, and below 0.5 the record is lost as well."""
+        if self._left == 0 or self._rng.random() >= self._share:
+            return None
+        self._left -= 1
+        return self._rng.random()
 
     def writer(self) -> Writer:
-        return _LossyWriter(self._log.writer(), self._rng, self._share)
+        return _LossyWriter(self._log.writer(), self.strikes)
 
     def reader(self, positions: Mapping[Place, int]) -> Reader:
         return self._log.reader(positions)
@@ -124,21 +136,18 @@ class LossyLog:
 class _LossyWriter:
     """After a send that failed everything behind it fails as well, as with a real writer."""
 
-    def __init__(self, writer: Writer, rng: random.Random, share: float) -> None:
-        self._writer, self._rng, self._share, self._failed = writer, rng, share, False
+    def __init__(self, writer: Writer, strikes: Callable[[], float | None]) -> None:
+        self._writer, self._strikes, self._failed = writer, strikes, False
 
     def send(self, name: str, partition: int, value: bytes, key: bytes | None = None, headers: Any = ()) -> Pending:
         if name.endswith(".control"):
             return self._writer.send(name, partition, value, key, headers)
-        chance = self._rng.random()
-        if self._failed or chance < self._share / 2:
-            self._failed = True
+        strike = None if self._failed else self._strikes()
+        self._failed = self._failed or strike is not None
+        if self._failed and (strike is None or strike < 0.5):
             return _Failed()
         pending = self._writer.send(name, partition, value, key, headers)
-        if chance < self._share:
-            self._failed = True
-            return _Failed()
-        return pending
+        return pending if strike is None else _Failed()
 
     def flush(self, timeout_s: float) -> None:
         self._writer.flush(timeout_s)

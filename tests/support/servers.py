@@ -12,6 +12,8 @@ import atexit
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -44,12 +46,27 @@ class S3Endpoint:
 @cache
 def session_state() -> Path:
     """State folder of this process's test servers, cleared away by a keeper process."""
-    state = Path(tempfile.mkdtemp(prefix="offsetrl-tests-")).resolve()
+    state, keeper = _keep("offsetrl-tests-")
+    atexit.register(_let_go, keeper)
+    return state
+
+
+@contextmanager
+def kept_state(prefix: str) -> Iterator[Path]:
+    """A state folder for servers that a test may kill; they stop and the folder goes, however this process ends."""
+    state, keeper = _keep(prefix)
+    try:
+        yield state
+    finally:
+        _let_go(keeper)
+
+
+def _keep(prefix: str) -> tuple[Path, subprocess.Popen[bytes]]:
+    state = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
     keeper = subprocess.Popen(
         [sys.executable, "-c", KEEPER, str(state)], stdin=subprocess.PIPE, cwd=ROOT, start_new_session=True
     )
-    atexit.register(_let_go, keeper)
-    return state
+    return state, keeper
 
 
 def _let_go(keeper: subprocess.Popen[bytes]) -> None:
