@@ -51,7 +51,7 @@ def load_policy(folder: Path, *, dtype: str = "float32") -> Policy:
             f"{folder} is not a model folder: it has no config.json; give a folder in the Hugging Face layout "
             "(`offsetrl model new` makes a small one)"
         )
-    with _quiet():
+    with quiet():
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
@@ -144,8 +144,8 @@ def _scalar(tensor: Tensor) -> bytes:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars: a daemon's output is its log."""
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers: a daemon's output is its log."""
     shown = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:

@@ -6,18 +6,16 @@ back every text over its alphabet exactly. Needs no network. Used by `offsetrl m
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-import transformers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from schemas.errors import SettingError
+from trainers.model import quiet
 
 PAD, EOS = "<pad>", "<eos>"
 """Special tokens: ids 0 and 1."""
@@ -73,20 +71,9 @@ def create(
         dtype="float32",
     )
     folder.mkdir(parents=True, exist_ok=True)
-    with _no_progress_bar():
+    with quiet():
         _random_model(config, seed).save_pretrained(folder)  # writes generation_config.json from the same ids
     tokenizer.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
 
 
 def _random_model(config: Qwen2Config, seed: int) -> Qwen2ForCausalLM:

@@ -3,8 +3,8 @@
 set -eu
 uv=$1
 here=infra/constraints
-compile() { "$uv" pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-    --no-header --no-emit-find-links "$@"; }
+compile() { "$uv" pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+    --no-header --no-emit-find-links "--no-emit-index-url" "$@"; }
 compile pyproject.toml --extra all-cpu --extra dev --overrides $here/overrides-cpu.txt -o $here/all-cpu.txt
 compile pyproject.toml --extra embedded --extra tasks --extra train --extra rollout-gpu --extra report -o $here/all-gpu.txt
 compile pyproject.toml -o $here/base.txt
