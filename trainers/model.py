@@ -121,7 +121,7 @@ def weights_bytes(model: Policy, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> d
     larger than `max_shard_bytes` (then with an index). Configuration and tokenizer files are not among them.
     """
     saved: Any = model
-    with tempfile.TemporaryDirectory(prefix="offsetrl-weights-") as folder, _quiet():
+    with tempfile.TemporaryDirectory(prefix="offsetrl-weights-") as folder, quiet():
         saved.save_pretrained(folder, max_shard_size=max_shard_bytes)
         return {
             path.name: path.read_bytes()
