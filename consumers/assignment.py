@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from infra.log import Bounds, Committed, Log, Place
@@ -33,14 +33,14 @@ class Assigned:
 
 
 def assign(
-    log: Log, partitions: Collection[int], *, source: str, samples: str, group: str, patience_s: float
+    log: Log, partitions: Collection[int] | None, *, source: str, samples: str, group: str, patience_s: float
 ) -> tuple[dict[int, Assigned], list[LogGap]]:
-    """These partitions of `source`, ready to be read on from their state's position, and what retention took unread.
+    """These partitions of `source` (None: all), ready to be read on from their state's position, and what retention took unread.
 
     Raises LogTruncated when a topic is shorter than what was committed, DeadlineExceeded, BrokerError.
     """
     bounds, sample_bounds = log.bounds(source), log.bounds(samples)
-    places = [Place(source, partition) for partition in sorted(partitions)]
+    places = [Place(source, partition) for partition in sorted(bounds if partitions is None else partitions)]
     committed = log.committed(group, places)
     assigned: dict[int, Assigned] = {}
     gaps: list[LogGap] = []
@@ -48,9 +48,9 @@ def assign(
         partition, stored = place.partition, committed.get(place)
         position = _position(place, bounds[partition], stored, gaps)
         note = _read_back_from(samples, partition, sample_bounds[partition], stored)
-        state: PartitionState[bytes] = PartitionState(position, note)
-        _read_back(log, Place(samples, partition), sample_bounds[partition], state, patience_s)
-        assigned[partition] = Assigned(state, _dead_until(stored), stored)
+        assigned[partition] = Assigned(PartitionState(position, note), _dead_until(stored), stored)
+    states = {Place(samples, partition): one.state for partition, one in assigned.items()}
+    _read_back(log, states, sample_bounds, patience_s)
     return assigned, gaps
 
 
@@ -77,21 +77,29 @@ def _read_back_from(samples: str, partition: int, bounds: Bounds, stored: Commit
     return None if note is not None and note.offset < bounds.start else note
 
 
-def _read_back(log: Log, place: Place, bounds: Bounds, state: PartitionState[bytes], patience_s: float) -> None:
+def _read_back(
+    log: Log, states: Mapping[Place, PartitionState[bytes]], bounds: Mapping[int, Bounds], patience_s: float
+) -> None:
     """Feed the outcomes that stand on the log now. What others append meanwhile are repeats of what is due here."""
-    start = bounds.start if state.read_from is None else state.read_from
-    if start >= bounds.end:
+    starts = {
+        place: bounds[place.partition].start if state.read_from is None else state.read_from
+        for place, state in states.items()
+    }
+    starts = {place: start for place, start in starts.items() if start < bounds[place.partition].end}
+    if not starts:
         return
-    reader = log.reader({place: start})
+    reader = log.reader(starts)
     deadline_s = time.monotonic() + patience_s
     try:
-        while reader.position(place) < bounds.end:
+        while behind := [place for place in starts if reader.position(place) < bounds[place.partition].end]:
             for envelope in reader.poll(min(1.0, patience_s)):
                 deadline_s = time.monotonic() + patience_s
                 if (outcome := _outcome(envelope.value)) is not None:
-                    state.read_back(envelope.offset, outcome)
+                    states[envelope.place].read_back(envelope.offset, outcome)
             if time.monotonic() > deadline_s:
-                raise DeadlineExceeded(f"{place.topic}[{place.partition}]: no outcome came before offset {bounds.end}")
+                place = behind[0]
+                end = bounds[place.partition].end
+                raise DeadlineExceeded(f"{place.topic}[{place.partition}]: no outcome came before offset {end}")
     finally:
         reader.close()
 

@@ -48,6 +48,7 @@ ADVANTAGES: Mapping[str, str] = {
     "grpo": "consumers.advantages.grpo:grpo",
     "maxrl": "consumers.advantages.maxrl:maxrl",
     "opo": "consumers.advantages.opo:opo",
+    "reward": "consumers.advantages.reward:reward",
     "rloo": "consumers.advantages.rloo:rloo",
 }
 

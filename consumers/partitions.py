@@ -2,7 +2,7 @@
 
 Everything it keeps is rebuilt from the log by `assign`; `discard` throws it away. Nothing is caught here that says the
 log did not do its part: the daemon discards and starts again. Members of open groups are held as the bytes that stand on
-the log, and decoded again when their group closes.
+the log, and decoded again when their group closes, unless they are among the few that are kept decoded as well.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import structlog
 from consumers.assignment import Assigned, assign
 from consumers.components import Recipe
 from consumers.dead_letters import cut, dead_letter
+from consumers.member_cache import MemberCache
 from consumers.pipeline import TOO_LARGE, Route, judge, make_outcome, without_payload
 from infra.log import CORRUPT_HEADER, Committed, Envelope, Log, Pending, Place, Reader, Writer
 from schemas.codec import decode, encode
@@ -26,6 +27,8 @@ from schemas.records import KEPT, Close, DeadReason, Outcome, Trajectory
 from schemas.rules.closing import Arrival
 from schemas.rules.partition import Due
 from schemas.validate import check_outcome, check_trajectory
+
+_WHOLE_EVERY = 30
 
 
 class _Sent(NamedTuple):
@@ -56,7 +59,8 @@ class Partitions:
         self._writer: Writer | None = None
         self._num_partitions = 0
         self._sent: list[_Sent] = []
-        self._next_commit_s = 0.0
+        self._decoded = MemberCache()
+        self._next_commit_s, self._num_commits = 0.0, 0
         self._counted: dict[int, int] = {}  # partition -> offset below which records have been counted
         self._counts: Counter[str] = Counter()
         self._gauges: dict[str, float] = {}
@@ -94,6 +98,7 @@ class Partitions:
             self._commit_softly()
             for partition in lost:
                 del self._assigned[partition]
+                self._decoded.forget(partition)
         if self._share is not None:
             self._say.info("another share of the partitions", before=sorted(self._share), now=sorted(wanted))
         self._share = wanted
@@ -102,9 +107,12 @@ class Partitions:
     def commit(self) -> None:
         """Store the positions that may be stored. Raises BrokerError or DeadlineExceeded; harmless, see the chain."""
         positions: dict[Place, Committed] = {}
+        self._num_commits += 1
+        is_whole = self._num_commits % _WHOLE_EVERY == 0  # one that was frozen may have stored an older position since
         for partition, assigned in self._assigned.items():
-            if (found := assigned.committable()) is not None and found != assigned.committed:
+            if (found := assigned.committable()) is not None and (is_whole or found != assigned.committed):
                 positions[Place(self._source, partition)] = found
+                self._decoded.forget(partition, below=found.offset)  # what no open group holds
         if positions:
             self._log.commit(self._group, positions)
             for place, committed in positions.items():
@@ -117,6 +125,7 @@ class Partitions:
             self._writer.close()
         self._writer = None
         self._assigned.clear()
+        self._decoded.forget()
         self._sent.clear()
 
     def metrics(self) -> dict[str, float]:
@@ -130,18 +139,20 @@ class Partitions:
 
     def _ready(self) -> tuple[Reader | None, Writer]:
         """Reader (None: nothing is owned) and writer, made anew where they were thrown away."""
-        wanted = frozenset(range(self.num_partitions)) if self._share is None else self._share
-        if gained := wanted - self._assigned.keys():
+        if self._writer is None:  # first, so that it has learnt its way when the first outcome is due
+            self._writer = self._log.writer()
+        if self._share is None:
+            if not self._assigned:
+                self._assign(None)
+        elif gained := self._share - self._assigned.keys():
             self._assign(gained)
-        if self._reader is None and wanted:
+        if self._reader is None and self._assigned:
             places = {Place(self._source, p): assigned.state.position for p, assigned in self._assigned.items()}
             self._reader = self._log.reader(places)
-        if self._writer is None:
-            self._writer = self._log.writer()
         return self._reader, self._writer
 
-    def _assign(self, gained: Collection[int]) -> None:
-        """Build the memory of new partitions from the log."""
+    def _assign(self, gained: Collection[int] | None) -> None:
+        """Build the memory of new partitions (None: of all) from the log."""
         assigned, gaps = assign(
             self._log,
             gained,
@@ -163,9 +174,10 @@ class Partitions:
 
     def _take(self, envelope: Envelope, writer: Writer) -> None:
         """Handle one record."""
-        assigned, offset, time_ms = self._assigned[envelope.partition], envelope.offset, envelope.time_ms
-        is_new = offset >= self._counted.get(envelope.partition, 0)
-        self._counted[envelope.partition] = max(offset + 1, self._counted.get(envelope.partition, 0))
+        partition, offset, time_ms = envelope.partition, envelope.offset, envelope.time_ms
+        assigned = self._assigned[partition]
+        if is_new := offset >= self._counted.get(partition, 0):
+            self._counted[partition] = offset + 1
         try:
             record = self._read(envelope)
         except RecordError as error:
@@ -187,14 +199,16 @@ class Partitions:
                 payload=envelope.value or b"",
             )
             self._counts["trajectories"] += is_new
-            if arrival is not Arrival.JOINED:
+            if arrival is Arrival.JOINED:
+                self._decoded.keep(partition, offset, record, len(envelope.value or b""))
+            else:
                 self._counts[str(arrival)] += is_new
         if due is not None:
-            self._write(envelope.partition, due, writer)
+            self._write(partition, due, writer)
 
     def _read(self, envelope: Envelope) -> Trajectory | Close:
         """The record in an envelope, if it may stand here. Raises RecordError."""
-        if any(name == CORRUPT_HEADER for name, _ in envelope.headers):
+        if envelope.headers and any(name == CORRUPT_HEADER for name, _ in envelope.headers):
             raise RecordError(DeadReason.CORRUPT_BATCH, "the batch's checksum does not match its bytes")
         record, route = decode(envelope.value), self._route
         if isinstance(record, Trajectory):
@@ -227,7 +241,7 @@ class Partitions:
     def _write(self, partition: int, due: Due[bytes], writer: Writer) -> None:
         """Send the outcome of a group that closed."""
         closed = due.closed
-        trajectories = [_trajectory(data) for _, _, data in closed.members]
+        trajectories = [self._decoded.take(partition, at, data) for _, at, data in closed.members]
         judgement = judge(trajectories, closed.size, self._recipe)
         if judgement.failure:
             self._say.error("a component failed; its group is dropped", group=closed.group, failure=judgement.failure)
@@ -242,7 +256,8 @@ class Partitions:
         # The place in the partition says where it belongs; the key only helps who looks at the topic.
         key = outcome.group.encode()[:256]
         try:
-            check_outcome(outcome, run=outcome.run, policy=outcome.policy, partition=outcome.partition)
+            # Its columns are those of members that were checked when they came.
+            check_outcome(outcome, run=outcome.run, policy=outcome.policy, partition=outcome.partition, columns=False)
             return outcome.disposition, writer.send(self._samples, outcome.partition, encode(outcome), key=key)
         except (RecordTooLarge, RecordError) as error:
             # A group that cannot be written must not stop its partition: it is dropped, in its place in the chain.
@@ -266,24 +281,18 @@ class Partitions:
         self._sent.clear()
 
     def _commit_softly(self) -> None:
-        """Commit, and measure; a failure of either changes nothing."""
+        """Commit, and measure; a failure changes nothing."""
         try:
             self.commit()
-            ends = self._log.bounds(self._source)
         except (BrokerError, DeadlineExceeded) as error:
             self._counts["failed_commits"] += 1
             self._say.warning("position not committed; tried again soon", error=str(error))
             return
         states = [assigned.state for assigned in self._assigned.values()]
+        positions, reader = self.positions, self._reader
+        ends = {p: reader.end(Place(self._source, p)) for p in positions} if reader is not None else positions
         self._gauges = {
-            "lag": float(sum(max(0, ends[p].end - position) for p, position in self.positions.items() if p in ends)),
+            "lag": float(sum(max(0, ends[p] - position) for p, position in positions.items())),
             "open_groups": float(sum(state.num_open for state in states)),
             "open_bytes": float(sum(len(payload) for state in states for payload in state.open_payloads())),
         }
-
-
-def _trajectory(data: bytes) -> Trajectory:
-    """A member that was read before."""
-    record = decode(data)
-    assert isinstance(record, Trajectory)
-    return record

@@ -22,11 +22,19 @@ from consumers.group_rewards import SHAPING_PART, GroupRewards, Numbers
 from schemas.records import KEPT, Member, Outcome, Role, Trajectory
 from schemas.rules.closing import ClosedGroup
 from schemas.rules.versions import oldest_version
+from schemas.shape import maker
 
 INCOMPLETE = "incomplete"
 ALL_FILTERED = "all-filtered"
 COMPONENT_FAILED = "component-failed"
 TOO_LARGE = "too-large"
+_SAMPLED = Role.SAMPLED
+_MEMBER_FIELDS = (
+    "index", "attempt", "offset", "status", "disposition", "reward", "reward_parts", "step_rewards", "advantage",
+    "num_tokens", "num_sampled", "temperature", "old_kv", "versions", "segments", "tokens", "loss_mask", "logprobs",
+)  # fmt: skip
+_make_member = maker(Member, _MEMBER_FIELDS)
+"""Three times faster than the constructor of a frozen dataclass, which sets one field after the other in Python."""
 
 
 class ComponentFailed(Exception):
@@ -59,7 +67,8 @@ def judge(members: Sequence[Trajectory], size: int, recipe: Recipe) -> Judgement
     invalid = [invalid_reward(member) for member in members]
     valid = [member for member, reason in zip(members, invalid, strict=True) if reason is None]
     try:
-        dropped, filtered, advantages = _apply(valid, size, recipe)
+        with np.errstate(all="ignore"):  # what is not finite is met below, with the rewards that caused it
+            dropped, filtered, advantages = _apply(valid, size, recipe)
         failure = ""
     except ComponentFailed as error:
         dropped, filtered, advantages = COMPONENT_FAILED, [None] * len(valid), [0.0] * len(valid)
@@ -142,16 +151,18 @@ def without_payload(outcome: Outcome, reason: str) -> Outcome:
 
 def _numbers(valid: Sequence[Trajectory], size: int, recipe: Recipe) -> GroupRewards:
     """What group filters and the estimator see."""
-    raw = np.array([member.reward for member in valid], dtype=np.float64)
-    shaped = np.array([_shaped(member, recipe) for member in valid], dtype=np.float64) if recipe.shaping else raw
+    raw: Any = [member.reward for member in valid]
+    shaped = [_shaped(member, recipe) for member in valid] if recipe.shaping else None
     names = sorted({name for member in valid for name in member.reward_parts})
     parts: dict[str, Any] = {name: [member.reward_parts.get(name, math.nan) for member in valid] for name in names}
-    if recipe.shaping:
+    if shaped is not None:
         if SHAPING_PART in parts:
             raise ComponentFailed(f"the environment has a reward part {SHAPING_PART!r}; with shaping set, rename it")
-        parts[SHAPING_PART] = shaped - raw
+        parts[SHAPING_PART] = np.array(shaped) - np.array(raw)
     # The padding of a packed mask is 0, which `schemas.validate` holds true.
     lengths = [int.from_bytes(member.loss_mask, "little").bit_count() for member in valid]
+    if shaped is None:
+        return GroupRewards.of(raw, lengths=lengths, parts=parts, size=size)
     return GroupRewards.of(shaped, raw=raw, lengths=lengths, parts=parts, size=size)
 
 
@@ -194,8 +205,7 @@ def _advantages(group: GroupRewards, recipe: Recipe) -> Numbers:
 
 def _call(kind: str, function: Callable[..., object], *arguments: object) -> object:
     try:
-        with np.errstate(all="ignore"):  # what is not finite is met below, with the rewards that caused it
-            return function(*arguments)
+        return function(*arguments)
     except Exception as error:  # the edge to the user's code: one bad group must not stop a partition
         raise ComponentFailed(f"{kind} {function!r} raised {type(error).__name__}: {error}") from error
 
@@ -208,23 +218,26 @@ def _reason(kind: str, reason: object) -> str:
 
 def _member(trajectory: Trajectory, offset: int, disposition: str, advantage: float) -> Member:
     is_kept = disposition == KEPT
-    return Member(
-        index=trajectory.index,
-        attempt=trajectory.attempt,
-        offset=offset,
-        status=trajectory.status,
-        disposition=disposition,
-        reward=None if trajectory.reward is None or not math.isfinite(trajectory.reward) else trajectory.reward,
-        reward_parts=trajectory.reward_parts,
-        step_rewards=trajectory.step_rewards,
-        advantage=advantage,
-        num_tokens=sum(segment.count for segment in trajectory.segments),
-        num_sampled=sum(segment.count for segment in trajectory.segments if segment.role is Role.SAMPLED),
-        temperature=trajectory.sampling.temperature,
-        old_kv=trajectory.old_kv,
-        versions=trajectory.versions if is_kept else (),
-        segments=trajectory.segments if is_kept else (),
-        tokens=trajectory.tokens if is_kept else b"",
-        loss_mask=trajectory.loss_mask if is_kept else b"",
-        logprobs=trajectory.logprobs if is_kept else b"",
+    reward, segments = trajectory.reward, trajectory.segments
+    return _make_member(
+        (
+            trajectory.index,
+            trajectory.attempt,
+            offset,
+            trajectory.status,
+            disposition,
+            None if reward is None or not math.isfinite(reward) else reward,
+            trajectory.reward_parts,
+            trajectory.step_rewards,
+            advantage,
+            sum([count for _, count in segments]),
+            sum([count for role, count in segments if role is _SAMPLED]),
+            trajectory.sampling.temperature,
+            trajectory.old_kv,
+            trajectory.versions if is_kept else (),
+            segments if is_kept else (),
+            trajectory.tokens if is_kept else b"",
+            trajectory.loss_mask if is_kept else b"",
+            trajectory.logprobs if is_kept else b"",
+        )
     )

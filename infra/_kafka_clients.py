@@ -19,6 +19,7 @@ from infra._log_checks import Headers
 from infra._log_writer import Refused, Sent
 from infra.log import Envelope, Place
 from schemas.errors import BrokerError, LogTruncated
+from schemas.shape import maker
 
 _UNREADABLE = (
     ArithmeticError,
@@ -33,6 +34,9 @@ _UNREADABLE = (
     zlib.error,
 )
 """What the client raises over bytes that it cannot take apart, beside its own errors."""
+
+
+_make_envelope = maker(Envelope, ("topic", "partition", "offset", "time_ms", "key", "value", "headers"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,11 @@ class ConsumerFeed:
             raise FeedAway(said(away)) from None
         return {Place(*partition): offset for partition, offset in found.items()}
 
+    def seen_end(self, place: Place) -> int | None:
+        """Offset behind the last record as the newest fetched answer said; None before the first."""
+        seen: int | None = self._consumer.highwater(self._partitions[place])
+        return seen
+
     def close(self) -> None:
         """Let go; the client's own close may wait for the broker, so it is not waited for."""
         in_background("close a Kafka consumer", lambda: self._consumer.close(autocommit=False, timeout_ms=1000))
@@ -139,4 +148,4 @@ class SoundProducer:
 def _envelope(place: Place, record: Any) -> Envelope:
     """A record of the client's as ours."""
     headers = tuple((name, value or b"") for name, value in record.headers) if record.headers else ()
-    return Envelope(place.topic, place.partition, record.offset, record.timestamp, record.key, record.value, headers)
+    return _make_envelope((*place, record.offset, record.timestamp, record.key, record.value, headers))

@@ -63,6 +63,10 @@ class Feed(Protocol):
         """Offsets behind the last records, asked of the broker. Raises FeedAway."""
         ...
 
+    def seen_end(self, place: Place) -> int | None:
+        """Offset behind the last record as the newest fetched answer said; None before the first."""
+        ...
+
     def close(self) -> None:
         """Let go; never raises, never waits long."""
         ...
@@ -120,6 +124,12 @@ class KafkaReader:
                 f"{place[0]}[{place[1]}] is not read here; this reader has {', '.join(map(_name, self._positions))}"
             )
         return self._positions[place]
+
+    def end(self, place: Place) -> int:
+        """Offset behind the last record, as the broker's newest answer said; never before `position`."""
+        position = self.position(place)
+        seen = self._feed.seen_end(place) if self._feed is not None else None
+        return max(position, seen or 0)
 
     def close(self) -> None:
         """Let go of the connection; never raises, never waits long."""

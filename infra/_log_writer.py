@@ -79,9 +79,10 @@ class Sent:
         if metadata.offset < 0:  # acknowledged as a repeat of something older, whose address the broker forgot
             self.failed("acknowledged without an offset")
             return
-        with self._writer.lock:
-            self._ack = Ack(self.partition, metadata.offset)
-            self._writer.settle(self, self._cost)
+        ack, writer = Ack(self.partition, metadata.offset), self._writer
+        with writer.lock:
+            self._ack = ack
+            writer.settle(self, self._cost)
 
     def failed(self, error: object) -> None:
         """Note the failure, and finish the writer (called by the producer)."""

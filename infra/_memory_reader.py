@@ -52,6 +52,11 @@ class MemoryReader:
             raise SettingError(f"{place[0]}[{place[1]}] is not read here; this reader has {sorted(self._positions)}")
         return self._positions[place]
 
+    def end(self, place: Place) -> int:
+        """Offset behind the last record; never before `position`."""
+        with self._log.changed:
+            return max(self.position(place), self._log.partition(place).end)
+
     def close(self) -> None:
         """Let go; never raises."""
         with self._log.changed:

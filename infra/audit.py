@@ -22,6 +22,7 @@ from schemas.rules.accounting import Accounts, At, Books, balance
 from schemas.rules.chain import Chain
 from schemas.rules.closing import Arrival, ClosedGroup, GroupCloser
 from schemas.rules.ledger import Ledger
+from schemas.rules.versions import is_given
 from schemas.validate import check_trajectory
 
 
@@ -56,6 +57,7 @@ class Audit:
             (step, outcome)
             for step, outcome in self.trained_outcomes
             if (outcome.source_run, outcome.source_policy) == (self.run, self.policy)
+            and not any(is_given(member.versions) for member in outcome.members)
         ]
         return max((step - outcome.oldest_version for step, outcome in own), default=-1)
 

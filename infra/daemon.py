@@ -87,8 +87,8 @@ def choose_policy(settings: Settings, policy: str) -> str:
     return policy
 
 
-def main(target: str, role: str, options: Options) -> int:
-    """Run a daemon until it ends; returns the exit code, see `infra.lifecycle`."""
+def main(target: str, role: str, options: Options, **wanted: Any) -> int:
+    """Run a daemon until it ends; returns the exit code, see `infra.lifecycle`. `wanted` is passed to its function."""
 
     def body() -> int:
         die_with_parent()
@@ -96,14 +96,14 @@ def main(target: str, role: str, options: Options) -> int:
         stop = Stop()
         stop.install()
         loaded = load(options.config, options.overrides)
-        return _run(resolve_later(target), role, options, loaded, stop)
+        return _run(resolve_later(target, **wanted), role, options, loaded, stop)
 
     return edge(body)
 
 
-def resolve_later(target: str) -> Callable[[Daemon], int]:
+def resolve_later(target: str, **wanted: Any) -> Callable[[Daemon], int]:
     """The daemon's function, imported at its first call: settings are checked before torch or vLLM is imported."""
-    return lambda daemon: int(resolve(target)(daemon))
+    return lambda daemon: int(resolve(target)(daemon, **wanted))
 
 
 def _run(body: Callable[[Daemon], int], role: str, options: Options, loaded: Loaded, stop: Stop) -> int:
@@ -131,12 +131,12 @@ def _run(body: Callable[[Daemon], int], role: str, options: Options, loaded: Loa
 
 
 def default_name(role: str) -> str:
-    """Name of a process where none is given: the role's; for workers, of which there are many, the machine's and the pid.
+    """Name of a process where none is given: the role's; where there may be several, the machine's and the pid.
 
     >>> default_name("train")
     'train'
     """
-    if role != "rollout":
+    if role not in ("rollout", "eval"):
         return role
     host = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in socket.gethostname().lower())
     return f"{host.strip('-')[:50] or role}-{os.getpid()}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -116,6 +116,7 @@ class KafkaLog:
 
         def ask(admin: Any) -> dict[int, Bounds]:
             places = [TopicPartition(topic, partition) for partition in range(_num_partitions(admin, topic))]
+            self._num_partitions[topic] = len(places)
             starts = admin.list_partition_offsets({place: OffsetSpec.EARLIEST for place in places})
             ends = admin.list_partition_offsets({place: OffsetSpec.LATEST for place in places})
             return {place.partition: Bounds(starts[place].offset, ends[place].offset) for place in places}
@@ -160,11 +161,8 @@ class KafkaLog:
 
     def topics(self) -> set[str]:
         """Names of all topics, without the broker's own."""
-        return {
-            name
-            for name in self._asker.ask("the topics", lambda admin: admin.list_topics())
-            if not name.startswith("__")
-        }
+        names = self._asker.ask("the topics", lambda admin: admin.list_topics())
+        return {name for name in names if not name.startswith("__")}
 
     def create(self, specs: Iterable[TopicSpec]) -> None:
         """Make the topics that do not exist yet; SettingError when one exists that does not do."""
@@ -233,7 +231,8 @@ class KafkaLog:
     # Plumbing
 
     def _feed(self, positions: Mapping[Place, int], check_crcs: bool) -> ConsumerFeed:
-        return ConsumerFeed(_CLIENT, self._make(KafkaConsumer, check_crcs=check_crcs), positions)
+        consumer = self._make(KafkaConsumer, {place[0] for place in positions}, check_crcs=check_crcs)
+        return ConsumerFeed(_CLIENT, consumer, positions)
 
     def _bounds_of(self, place: Place) -> Bounds:
         return self.bounds(place.topic)[place.partition]
@@ -257,7 +256,7 @@ class KafkaLog:
     def _mask(self, text: str) -> str:
         return masked(text, self._secrets)
 
-    def _make(self, kind: Any, **own: Any) -> Any:
+    def _make(self, kind: Any, topics: Collection[str] = (), **own: Any) -> Any:
         """A client of this kind; a broken start leaves nothing behind. Raises BrokerError saying what was heard."""
         if self._closed:
             raise BrokerError("this log is closed")
@@ -268,6 +267,7 @@ class KafkaLog:
 
         def net_client(**settings: Any) -> Any:
             made.append(kind.DEFAULT_CONFIG["kafka_client"](**settings))
+            made[-1].cluster._topics.update(topics)  # else it asks for none at first, and may not ask again for 0.1 s
             return made[-1]
 
         wanted = {**self._options, **own, "kafka_client": net_client}

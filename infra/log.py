@@ -103,6 +103,10 @@ class Reader(Protocol):
         """Offset of the next record that poll will return."""
         ...
 
+    def end(self, place: Place) -> int:
+        """Offset behind the last record, as the log's newest answer to a poll said; asks nothing. Never before `position`."""
+        ...
+
     def close(self) -> None:
         """Let go of the connection; never raises, never waits long."""
         ...

@@ -82,6 +82,16 @@ class Ownership:
         self._claims = {place: Claims() for place in self.places}
         self._floor = 0
         self.epoch, self.nonce = 0, ""
+        self.nonces: set[str] = set()
+        """Of every claim that this process has tried."""
+
+    def resume(self, place: Place, epoch: int, nonce: str) -> None:
+        """This claim owned the place where reading begins, as a note says."""
+        self._claims[place].claim(epoch, nonce)
+
+    def owner(self, place: Place) -> tuple[int, str]:
+        """(epoch, nonce) of the claim that owns a place as far as it was read; epoch 0 before the first."""
+        return self._claims[place].epoch, self._claims[place].nonce
 
     def saw(self, envelope: Envelope, claim: Claim) -> None:
         """Fold a claim. Raises Superseded when it takes a partition that this process owns."""
@@ -130,6 +140,7 @@ class Ownership:
     def _append(self, log: Log, timeout_s: float) -> Claim:
         epoch = max(self._floor + 1, *(claims.next_epoch for claims in self._claims.values()))
         record = Claim(run=self.run, policy=self.policy, role=self.role, epoch=epoch, nonce=secrets.token_hex(8))
+        self.nonces.add(record.nonce)
         writer = log.writer()
         try:
             for place in self.places:

@@ -22,6 +22,7 @@ from schemas.errors import BrokerError, SettingError, StoreError
 LEAST_FREE_BYTES = 512 * 1024**2
 CONNECT_TIMEOUT_S = 3.0
 ENVIRONMENT_CHECK = "producers.environments:check_environment"
+CURRICULUM_CHECK = "producers.curricula:make_curriculum"
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -31,13 +32,14 @@ _TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
 )
 _MODEL_ROLES = ("train",)
-_TASK_ROLES = ("dispatch",)
+_TASK_ROLES = ("dispatch", "eval")
+_ENGINE_ROLES = ("rollout", "eval")
 
 
 def check_settings(settings: Settings, policy: str, role: str, region: str = "") -> None:
     """What can be told from settings and local files for one role. Raises SettingError.
 
-    Only a trainer needs the model's folder and only a dispatcher the task's files: workers elsewhere have neither.
+    Only a trainer needs the model's folder and only who draws items the task's files: workers elsewhere have neither.
     """
     wiring.region_table(settings, region)
     table = settings.policies[policy]
@@ -47,16 +49,16 @@ def check_settings(settings: Settings, policy: str, role: str, region: str = "")
         check_sampling(table, policy)
     if role in _TASK_ROLES:
         check_task(table, settings.run.seed, policy)
-    if role == "rollout":
+    if role in _ENGINE_ROLES:
         check_engine(table, policy)
-    if role in (*_MODEL_ROLES, "rollout"):
+    if role in (*_MODEL_ROLES, *_ENGINE_ROLES):
         check_disk(settings.run.folder)
 
 
 def check_run(settings: Settings) -> None:
     """Everything of every policy, for a machine that runs all roles (the demo). Raises SettingError."""
     for policy in settings.policies:
-        for role in (*_MODEL_ROLES, *_TASK_ROLES):
+        for role in ("train", "dispatch"):
             check_settings(settings, policy, role)
 
 
@@ -105,6 +107,7 @@ def check_task(table: PolicyTable, seed: int, policy: str) -> None:
     """The environment is known and has read its data: a broken line of a prompt file is met here. Raises SettingError."""
     try:
         load("check", ENVIRONMENT_CHECK, {})(table.task.environment, table.task.settings, seed)
+        load("check", CURRICULUM_CHECK, {})(table.task.curriculum, table.task.curriculum_settings)
     except SettingError as error:
         raise SettingError(f"policies.{policy}.task: {error}") from error
 

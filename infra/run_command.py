@@ -32,8 +32,8 @@ def command(
     settings = load(config, list(overrides)).settings
     engines = sorted({table.rollout.engine for table in settings.policies.values()})
     run = Run(settings, config.resolve(), settings.run.folder, ", ".join(engines), 0, time.monotonic())
-    for policy in settings.policies:
-        for role in ("dispatch", "rollout", "process", "train"):
+    for policy, table in settings.policies.items():
+        for role in ("dispatch", "rollout", "process", "train", *(("eval",) if table.eval.every else ())):
             preflight.check_settings(settings, policy, role)
     wiring.endpoints(settings, start=True)
     preflight.check_services(settings)

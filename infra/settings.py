@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
+from pydantic import Field, SecretStr, StringConstraints, field_validator, model_validator
 
+from infra.settings_table import Table as Table
+from infra.train_settings import TrainTable as TrainTable
 from schemas.names import NAME_PATTERN
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-
-
-class Table(BaseModel):
-    """A frozen table that refuses unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+Tag = Annotated[str, StringConstraints(pattern=r"^[^,\s]+$")]
 
 
 class RunTable(Table):
@@ -112,7 +109,17 @@ class TaskTable(Table):
         "sort-digits", description="A known environment, or one of your own as package.module:name."
     )
     settings: dict[str, Any] = Field(default_factory=dict, description="The environment's own settings.")
-    shuffle: bool = Field(True, description="Go through the items in a new seeded order each pass.")
+    curriculum: str = Field(
+        "shuffled",
+        description="Which item comes next: in-order, shuffled, skip-solved, difficulty-band, or package.module:name.",
+    )
+    curriculum_settings: dict[str, Any] = Field(default_factory=dict, description="The curriculum's own settings.")
+    memory_groups: int = Field(
+        1000, ge=0, description="Newest outcomes that curricula and length predictions know; read again at a restart."
+    )
+    requires: list[Tag] = Field(
+        default_factory=list, description="Tags that a worker must have (rollout.tags) to be asked for this task."
+    )
 
 
 class SamplingTable(Table):
@@ -132,7 +139,14 @@ class DispatchTable(Table):
     capacity_groups: int = Field(64, ge=1, description="Groups running at once, at most.")
     lifetime_s: float = Field(120.0, gt=0, description="From a member's first request until its trajectory is late.")
     reissue_after_s: float = Field(40.0, gt=0, description="A member not seen by then is asked for once more.")
-    heartbeat_timeout_s: float = Field(8.0, gt=0, description="A worker silent for so long is taken for lost.")
+    heartbeat_timeout_s: float = Field(
+        8.0,
+        gt=0,
+        description="A worker, or the dispatcher that a standby waits for, silent for so long is taken for lost.",
+    )
+    standby: bool = Field(
+        False, description="Wait while another dispatcher of the policy lives, instead of taking over from it."
+    )
 
     @model_validator(mode="after")
     def _order(self) -> DispatchTable:
@@ -155,7 +169,22 @@ class RolloutTable(Table):
     threads: int = Field(1, ge=0, description="CPU threads of the engine; 0 leaves it to the library.")
     pickup: bool = Field(True, description="Pick up new weights while serving.")
     episode_timeout_s: float = Field(60.0, gt=0, description="Longest episode.")
+    turn_timeout_s: float = Field(
+        60.0, gt=0, description="Longest turn: what is sampled, and the environment's answer."
+    )
+    tool_timeout_s: float = Field(20.0, gt=0, description="Longest answer of an environment: a tool call, a verdict.")
+    max_stuck_calls: int = Field(
+        16, ge=1, description="Calls into environments that never came back before a worker ends, to be started afresh."
+    )
+    partial_tokens: int = Field(
+        256, ge=0, description="Sampled tokens of an unfinished episode after which they are saved; 0 saves none."
+    )
+    drain_s: float = Field(5.0, ge=0, description="After SIGTERM, time to finish what runs; then it is handed over.")
+    resume_timeout_s: float = Field(10.0, gt=0, description="Time to read an unfinished episode that is taken over.")
+    chat: bool = Field(False, description="Show observations as messages, through the model's chat template.")
+    system_prompt: str = Field("", description="First message of each conversation, with chat.")
     heartbeat_s: float = Field(1.0, gt=0, description="Between heartbeats.")
+    tags: list[Tag] = Field(default_factory=list, description="What this worker can do, for tasks that require it.")
 
 
 class ProcessTable(Table):
@@ -172,45 +201,15 @@ class ProcessTable(Table):
     commit_every_s: float = Field(1.0, gt=0, description="Between commits of the position.")
 
 
-class TrainTable(Table):
-    """[policies.NAME.train]: plans, steps, publishing."""
+class EvalTable(Table):
+    """[policies.NAME.eval]: evaluation of published versions on items held out from training."""
 
-    batch_groups: int = Field(16, ge=1, description="Groups per step (B).")
-    max_staleness: int = Field(2, ge=0, description="Greatest age in versions (eta); 0 is synchronous on-policy.")
-    window_groups: int = Field(0, ge=0, description="Outcomes looked at when planning, oldest version first; 0: 2 B.")
-    steps: int = Field(0, ge=0, description="Steps of the run; 0: until told to stop.")
-    loss: str = Field("ppo-clip", description="The loss; or one of your own as package.module:name.")
-    correction: str = Field("token-truncated", description="Off-policy correction; 'none' only with max_staleness 0.")
-    settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Settings by component name.")
-    reduction: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
-        "token-mean", description="How per-token losses become one number; divisors are those of the whole step."
+    every: int = Field(0, ge=0, description="`offsetrl run` evaluates every so many versions, and the last; 0: none.")
+    episodes: int = Field(64, ge=2, description="Episodes per version, each on an item of its own.")
+    share: float = Field(
+        0.0, ge=0, lt=1, description="Share of a finite task's items kept from training; an endless one needs none."
     )
-    learning_rate: float = Field(1e-6, ge=0, description="AdamW's learning rate; 0 changes nothing.")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's decay of the weights, times the learning rate.")
-    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's decay of the gradient's two means.")
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Clip the gradient's global norm to this.")
-    updates_per_step: int = Field(1, ge=1, description="Optimiser updates per planned batch.")
-    micro_batch_tokens: int = Field(16384, ge=1, description="Padded tokens per micro-batch.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Weights in training and in publication.")
-    threads: int = Field(1, ge=0, description="CPU threads; fixed threads make steps repeatable bit for bit.")
-    publish_every: int = Field(1, ge=1, description="Publish every k steps; k <= max_staleness + 1.")
-    checkpoint_every: int = Field(20, ge=1, description="Steps between checkpoints.")
-    checkpoints_kept: int = Field(2, ge=1, description="Newest checkpoints that stay on disk.")
-
-    @model_validator(mode="after")
-    def _publish(self) -> TrainTable:
-        if self.publish_every > self.max_staleness + 1:
-            raise ValueError(
-                f"publish_every is {self.publish_every}, but at most max_staleness + 1 = {self.max_staleness + 1} "
-                "keeps workers fed: publish more often or allow more staleness"
-            )
-        if self.correction == "none" and self.max_staleness > 0:
-            raise ValueError(
-                f"max_staleness is {self.max_staleness} without an off-policy correction: "
-                "set correction to 'token-truncated', or max_staleness to 0"
-            )
-        return self
+    temperature: float = Field(0.0, ge=0, description="Divides the logits; 0 takes the likeliest token.")
 
 
 class SourceTable(Table):
@@ -231,6 +230,7 @@ class PolicyTable(Table):
     process: ProcessTable = Field(default_factory=ProcessTable)
     train: TrainTable = Field(default_factory=TrainTable)
     source: SourceTable = Field(default_factory=SourceTable)
+    eval: EvalTable = Field(default_factory=EvalTable)
 
     @model_validator(mode="after")
     def _heartbeats(self) -> PolicyTable:

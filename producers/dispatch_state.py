@@ -1,172 +1,22 @@
-"""What a dispatcher knows, folded from the log, and what it decides from it: pure, without clock, network or settings object.
+"""What a dispatcher decides from what it knows: pure, without clock, network or settings object.
 
 Times called `now_s` are seconds of any steady clock. Deadlines are decided here and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from producers.groups import Asked, Group, Stray, Worker, group_number
-from schemas.records import Close, Outcome, Request, Trajectory
+from producers.dispatch_fold import DispatchFold, Limits
+from producers.groups import Asked, Group, Stray, Worker
+from producers.resuming import Chunks, num_fruitless
 from schemas.rules import admission
-from schemas.rules.chain import Chain
-from schemas.rules.ledger import Ledger
+
+__all__ = ["DispatchState", "Limits"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The numbers that decide."""
-
-    group_size: int
-    capacity_groups: int
-    batch_groups: int
-    max_staleness: int
-    steps: int
-    reissue_after_s: float
-    heartbeat_timeout_s: float
-
-
-class DispatchState:
-    """The fold: requests, trajectories, outcomes, steps and heartbeats go in; what to ask, re-issue and close comes out."""
-
-    def __init__(self, limits: Limits, partitions: int) -> None:
-        self.limits = limits
-        self.ledger = Ledger()
-        self.groups: dict[str, Group] = {}
-        """Running groups, oldest first."""
-        self.backlog: dict[tuple[int, int], None] = {}
-        """(partition, closing offset) of kept outcomes that no plan has named."""
-        self.workers: dict[str, Worker] = {}
-        """By session."""
-        self.strays: dict[str, Stray] = {}
-        """Open groups that were never validly asked for, by name."""
-        self.next_number = 0
-        self.kept = self.dropped = self.void_groups = 0
-        self._chains = {partition: Chain() for partition in range(partitions)}
-        self._closed: set[str] = set()
-        self._newest_ms = 0
-
-    # What the log says ---------------------------------------------------------------------------------------------
-
-    def saw_time(self, time_ms: int) -> None:
-        """Some record was appended at `time_ms`."""
-        self._newest_ms = max(self._newest_ms, time_ms)
-
-    def saw_request(self, request: Request, time_ms: int, now_s: float) -> None:
-        """A request of a valid dispatcher, appended at `time_ms`."""
-        self._number(request.group)
-        number = group_number(request.group)
-        if request.group in self._closed or number is None:
-            return
-        group = self.groups.setdefault(request.group, Group(number, request.group_size))
-        group.min_version = max(group.min_version, request.min_version)
-        group.lifetime_ms = max(group.lifetime_ms, request.lifetime_ms)
-        first = request.first_request_time_ms or time_ms
-        known = group.asked.get(request.index)
-        if known is None:
-            known = group.asked[request.index] = Asked(request.attempt, request.session, first, now_s, now_s)
-        elif not known.arrived and request.attempt >= known.attempt:
-            known.attempt, known.session, known.asked_s = request.attempt, request.session, now_s
-        # Topics are read in no order between them: its trajectory may have been read before the request.
-        if stray := self.strays.get(request.group):
-            known.arrived |= request.index in stray.indices
-            group.closing |= stray.closing
-            stray.indices.discard(request.index)
-            if not stray.indices:
-                del self.strays[request.group]
-
-    def caught_up(self, now_s: float) -> None:
-        """History is read: set ages of members and workers by append times, and count again what is outstanding."""
-        for worker in self.workers.values():
-            worker.seen_s = now_s - max(0.0, (self._newest_ms - worker.seen_ms) / 1000)
-        for group in self.groups.values():
-            for asked in group.asked.values():
-                asked.first_s = now_s - max(0.0, (self._newest_ms - asked.first_request_time_ms) / 1000)
-                asked.asked_s = asked.first_s
-        self.count_outstanding()
-
-    def count_outstanding(self) -> None:
-        """Count for each worker the members asked of it that have not arrived."""
-        for worker in self.workers.values():
-            worker.outstanding = 0
-        for group in self.groups.values():
-            for asked in group.asked.values():
-                if not asked.arrived and (busy := self.workers.get(asked.session)):
-                    busy.outstanding += 1
-
-    def saw_trajectory(self, trajectory: Trajectory, time_ms: int) -> None:
-        """A finished, valid attempt stands on the log, appended at `time_ms`; one that is late by itself opens nothing."""
-        self._number(trajectory.group)
-        if time_ms > trajectory.first_request_time_ms + trajectory.lifetime_ms or trajectory.group in self._closed:
-            return
-        group = self.groups.get(trajectory.group)
-        asked = group.asked.get(trajectory.index) if group else None
-        if asked is None:
-            stray = self.strays.setdefault(trajectory.group, Stray(trajectory.partition))
-            stray.indices.add(trajectory.index)
-        elif not asked.arrived:
-            asked.arrived = True
-            self._release(asked)
-
-    def saw_close(self, close: Close, time_ms: int) -> None:
-        """A close record stands on the log; it ends what is open there.
-
-        Where no member arrived before it, it closes nothing: the group is over only if nothing but late members can
-        still come.
-        """
-        if stray := self.strays.get(close.group):
-            stray.closing = True
-        group = self.groups.get(close.group)
-        if group is None:
-            return
-        group.closing = group.opened or close.group in self.strays
-        over = all(time_ms > asked.first_request_time_ms + group.lifetime_ms for asked in group.asked.values())
-        if not group.closing and over and not group.missing:
-            self.void_groups += 1
-            self._end(close.group)
-
-    def saw_outcome(self, partition: int, outcome: Outcome) -> None:
-        """An outcome stands on the log; only what continues the chain counts."""
-        chain = self._chains.get(partition)
-        if chain is None or outcome.partition != partition:
-            return
-        if not chain.take(outcome.previous, outcome.closing_offset):
-            return
-        self._number(outcome.group)
-        self._end(outcome.group)
-        if not outcome.kept:
-            self.dropped += 1
-            return
-        self.kept += 1
-        if not self.ledger.named(outcome.partition, outcome.closing_offset):
-            self.backlog[(outcome.partition, outcome.closing_offset)] = None
-
-    def saw_step(self, offset: int, record: object) -> None:
-        """A record of `steps`."""
-        if not self.ledger.take(offset, record):
-            return
-        samples, drops = getattr(record, "samples", ()), getattr(record, "drops", ())
-        for address in (*samples, *drops):
-            self.backlog.pop((address.partition, address.closing_offset), None)
-
-    def saw_worker(self, worker: Worker, left: bool) -> None:
-        """A heartbeat of a rollout worker."""
-        for session in [s for s, w in self.workers.items() if w.name == worker.name and s != worker.session]:
-            del self.workers[session]  # a fresh session of the same name: the old one is gone
-        if left:
-            self.workers.pop(worker.session, None)
-            return
-        known = self.workers.get(worker.session)
-        if known is None:
-            self.workers[worker.session] = worker
-            self.count_outstanding()
-        else:
-            known.seen_s, known.seen_ms = worker.seen_s, worker.seen_ms
-            known.capacity, known.inbox = worker.capacity, worker.inbox
-
-    # What follows from it ------------------------------------------------------------------------------------------
+class DispatchState(DispatchFold):
+    """What to ask, re-issue and close."""
 
     @property
     def running(self) -> int:
@@ -219,28 +69,55 @@ class DispatchState:
         return silent
 
     def choose_worker(self, members: int, *, avoid: str = "") -> Worker | None:
-        """The live worker with most free places for so many members; None while all are full or away.
+        """The live worker with the tags that the task requires and most free places for so many members, or None.
 
         `avoid`: a session that is taken only where there is no other.
         """
-        fit = [w for w in self.workers.values() if w.outstanding + members <= max(w.capacity * 2, members)]
+        fit = [w for w in self.able() if w.outstanding + members <= max(w.capacity * 2, members)]
         return min(fit, key=lambda w: (w.session == avoid, w.outstanding / max(w.capacity, 1), w.name), default=None)
 
-    def unasked(self) -> Iterable[tuple[Group, list[int]]]:
+    def places_for_groups(self) -> int:
+        """Whole groups that fit into the free places of workers now; at least one where any worker would take it."""
+        size = self.limits.group_size
+        free = sum(max(0, 2 * w.capacity - w.outstanding) // size for w in self.able())
+        return free or int(self.choose_worker(size) is not None)
+
+    def able(self) -> list[Worker]:
+        """Live workers that take requests and have every tag that the task requires."""
+        return [w for w in self.workers.values() if not w.draining and self.limits.requires <= w.tags]
+
+    def unasked(self) -> Sequence[tuple[Group, list[int]]]:
         """Groups with members that were never asked for."""
         return [(group, group.missing) for group in self.groups.values() if group.missing and not group.closing]
 
     def overdue(self, now_s: float) -> list[tuple[Group, int]]:
-        """Members to ask for once more: their worker is gone, or they take too long."""
+        """Members to ask for once more: their worker is gone, or nothing was heard of them for too long.
+
+        Only once without progress, see `producers.resuming.num_fruitless`.
+        """
         found = []
         for group in self.groups.values():
             if group.closing:
                 continue
             for index, asked in group.asked.items():
                 lost = asked.session not in self.workers or now_s - asked.asked_s > self.limits.reissue_after_s
-                if not asked.arrived and asked.attempt == 0 and lost:
+                if lost and not asked.arrived and self._worth_asking(asked, self._chunks_of(group, index)):
                     found.append((group, index))
         return found
+
+    def resume(self, group: Group, index: int) -> tuple[int, ...]:
+        """Offsets of the chunks that the next attempt at this member goes on from."""
+        return self._chunks_of(group, index).best()
+
+    def _chunks_of(self, group: Group, index: int) -> Chunks:
+        return self._chunks.get(group.name, {}).get(index) or Chunks()
+
+    @staticmethod
+    def _worth_asking(asked: Asked, chunks: Chunks) -> bool:
+        """Whether it was never asked for again in vain, or the next attempt goes on from more than this one did."""
+        if not num_fruitless(asked.resumes, chunks):
+            return True
+        return chunks.num_sampled(chunks.best()) > chunks.num_sampled(asked.resumes.get(asked.attempt, ()))
 
     def expired(self, now_s: float) -> list[Group]:
         """Groups to close: a lifetime has passed since their youngest member was first asked for."""
@@ -267,20 +144,3 @@ class DispatchState:
             for group in self.groups.values()
             if not group.closing and any(not a.arrived and a.session in self.workers for a in group.asked.values())
         ]
-
-    def _number(self, name: str) -> None:
-        number = group_number(name)
-        if number is not None:
-            self.next_number = max(self.next_number, number + 1)
-
-    def _end(self, name: str) -> None:
-        group = self.groups.pop(name, None)
-        self.strays.pop(name, None)
-        self._closed.add(name)
-        for asked in group.asked.values() if group else ():
-            if not asked.arrived:
-                self._release(asked)
-
-    def _release(self, asked: Asked) -> None:
-        if worker := self.workers.get(asked.session):
-            worker.outstanding = max(0, worker.outstanding - 1)

@@ -1,44 +1,36 @@
 """DAEMON `offsetrl dispatch`: asks for rollouts, in time and not too many, and closes what never completes.
 
-| consumes | requests (its own, and other dispatchers' claims), trajectories, samples, steps, weights, control |
+| consumes | requests (its own, and other dispatchers' claims), trajectories, partials, samples, steps, weights, control |
 | produces | requests into workers' inboxes, close records on trajectories, claims |
-| waits for | version 0 of the weights, before the first request; live workers |
-| after a crash | reads these topics again, claims the inboxes with a higher epoch, asks for what was never asked for |
+| waits for | version 0 of the weights, before the first request; live workers; as a standby, for the other to be gone |
+| after a crash | reads about one lifetime of the log, claims the inboxes with a higher epoch, asks for what was left out |
 
-Of several dispatchers the newest claim wins; the others end with exit code 4.
+Of several dispatchers the newest claim wins; the others end with exit code 4, also one that comes back from being frozen.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import structlog
 
 from infra.daemon import Daemon
 from infra.heartbeat import Heart
-from infra.log import Envelope, Place
-from infra.ownership import Ownership, catch_up, read_record, start_positions
+from infra.log import Place
+from infra.ownership import Ownership
 from producers.asking import Asker
-from producers.dispatch_state import DispatchState, Limits
-from producers.groups import Group, Worker
-from schemas.errors import BrokerError, DeadlineExceeded, LogGap, RecordError, SendFailed
-from schemas.names import control_topic, topic
-from schemas.records import (
-    Announcement,
-    Claim,
-    Close,
-    Heartbeat,
-    Outcome,
-    Record,
-    Request,
-    State,
-    Trajectory,
-)
-from schemas.validate import check_trajectory
+from producers.dispatch_feed import Feed, limits
+from producers.dispatch_state import DispatchState
+from producers.groups import Group
+from producers.lengths import predicted_length
+from producers.standby import wait_for_turn
+from schemas.errors import BrokerError, DeadlineExceeded, LogGap, SendFailed, Superseded
+from schemas.names import topic
+from schemas.records import State
 
 _CATCH_UP_S = 120.0
 _END_S = 20.0
+_STORE_EVERY_S = 2.0
 _BACKOFF_S = (0.5, 10.0)
 _DISTURBED = (BrokerError, SendFailed, DeadlineExceeded, LogGap)
 _LOG = structlog.get_logger("offsetrl.dispatch")
@@ -49,6 +41,8 @@ def run(daemon: Daemon) -> int:
     heart = Heart(daemon, "dispatch")
     dispatching = Dispatching(daemon, heart)
     try:
+        if daemon.table.dispatch.standby:
+            wait_for_turn(daemon, heart)
         while not daemon.stop.requested:
             daemon.stop.wait(dispatching.turn())
         dispatching.end()
@@ -65,14 +59,17 @@ class Dispatching:
         self._daemon, self._heart = daemon, heart
         self._dispatcher: Dispatcher | None = None
         self._failures = 0
+        self._epoch = 0
+        self._nonces: set[str] = set()
 
     def turn(self) -> float:
         """One turn; how long to rest before the next one, in seconds. Raises Superseded."""
         try:
             if self._dispatcher is None:
                 self._heart.beat(State.STARTING)
-                self._dispatcher = Dispatcher(self._daemon, self._heart)
-                self._dispatcher.claim()
+                self._dispatcher = Dispatcher(self._daemon, self._heart, self._nonces)
+                self._dispatcher.claim(after=self._epoch)
+                self._epoch = self._dispatcher.epoch
             self._dispatcher.turn()
         except _DISTURBED as error:
             self.close()
@@ -103,137 +100,119 @@ class Dispatching:
 class Dispatcher:
     """One claim's worth of dispatching."""
 
-    def __init__(self, daemon: Daemon, heart: Heart) -> None:
+    def __init__(self, daemon: Daemon, heart: Heart, nonces: set[str] | None = None) -> None:
+        """`nonces`: of the claims that this process has tried before; those of this one are added."""
         self._daemon, self._heart = daemon, heart
         settings = daemon.settings
-        self._run_name, self._policy = settings.run.name, daemon.policy
-        names = {kind: topic(self._run_name, self._policy, kind) for kind in _READ}
-        self._kinds = {name: kind for kind, name in names.items()}
-        self._handlers: dict[str, Callable[[Envelope, Record], None]] = {
-            "requests": self._requests,
-            "trajectories": self._trajectories,
-            "samples": self._samples,
-            "steps": self._steps,
-            "weights": self._weights,
-            "control": self._control,
-        }
-        self._max_tokens = settings.kafka.max_tokens
-        self.state = DispatchState(_limits(daemon), settings.run.partitions)
-        inboxes = [Place(names["requests"], inbox) for inbox in range(settings.run.inboxes)]
-        self._ownership = Ownership("dispatch", self._run_name, self._policy, inboxes)
-        positions = start_positions(daemon.log, [*names.values(), control_topic(self._run_name)])
-        self._places = list(positions)
-        self._version = -1
-        self._asker = Asker(daemon)
+        self.state = DispatchState(limits(daemon), settings.run.partitions)
+        requests = topic(settings.run.name, daemon.policy, "requests")
+        inboxes = [Place(requests, inbox) for inbox in range(settings.run.inboxes)]
+        self._ownership = Ownership("dispatch", settings.run.name, daemon.policy, inboxes)
+        if nonces is not None:
+            self._ownership.nonces = nonces
+        self._feed = Feed(daemon, self.state, self._ownership, lambda: time.monotonic())
+        self._stored_s = float("-inf")
+        self._lacking = False
         try:
-            self._reader = daemon.log.reader(positions)
+            self._asker = Asker(daemon)
         except BrokerError:
-            self._asker.close_writer()
+            self._feed.reader.close()
             raise
+
+    @property
+    def epoch(self) -> int:
+        """Of its claim; 0 before."""
+        return self._ownership.epoch
 
     def turn(self) -> None:
         """Read, then ask, ask again and close as the state says; every record written is read again before the next turn."""
         self._read(0.05)
         if self._close_strays() + self._ask_missing() + self._ask_overdue() + self._close_expired() + self._admit():
             self._settle()
+        self._store()
         self._beat(State.SERVING)
 
     def close(self) -> None:
         """Let go of the connections."""
-        self._reader.close()
+        self._feed.reader.close()
         self._asker.close_writer()
 
-    # Reading -------------------------------------------------------------------------------------------------------
-
-    def claim(self) -> None:
-        """Read everything, own every inbox, read up to there. Raises Superseded."""
+    def claim(self, after: int = 0) -> None:
+        """Read, own every inbox, read up to there. Raises Superseded, also where this process owned them with epoch
+        `after` and another one has claimed since: it was frozen or cut off, and the other goes on."""
         self._catch_up()  # control first: a claim whose inbox record retention removed still stands there
-        claim = self._ownership.claim(self._daemon.log, self._reader, self._handle, _CATCH_UP_S)
+        if after and self._feed.rival > after:
+            raise Superseded(
+                f"dispatch of {self._daemon.settings.run.name}.{self._daemon.policy}: this process had claimed epoch "
+                f"{after}, and another one has claimed epoch {self._feed.rival} since: this process ends, the newer one goes on"
+            )
+        claim = self._ownership.claim(self._daemon.log, self._feed.reader, self._feed.handle, _CATCH_UP_S)
         self._asker.owns(claim)
         self._catch_up()
-        self.state.caught_up(time.monotonic())
+        self._feed.caught_up()
+        self._store()
         _LOG.info("claimed", epoch=claim.epoch, running=self.state.running, next_group=self.state.next_number)
 
-    def _catch_up(self) -> None:
-        catch_up(self._daemon.log, self._reader, self._places, self._handle, _CATCH_UP_S)
+    def _catch_up(self, *kinds: str) -> None:
+        self._feed.catch_up(_CATCH_UP_S, *kinds)
 
     def _read(self, timeout_s: float) -> None:
-        for envelope in self._reader.poll(timeout_s):
-            self._handle(envelope)
+        self._feed.read(timeout_s)
 
-    def _handle(self, envelope: Envelope) -> None:
-        record = read_record(envelope)
-        self.state.saw_time(envelope.time_ms)
-        if record is not None:
-            handle = self._handlers[self._kinds.get(envelope.topic, "control")]
-            handle(envelope, record)
-
-    def _requests(self, envelope: Envelope, record: Record) -> None:
-        if isinstance(record, Claim):
-            self._ownership.saw(envelope, record)
-        elif isinstance(record, Request) and self._ownership.proves(envelope, record.epoch, record.nonce):
-            self.state.saw_request(record, envelope.time_ms, time.monotonic())
-
-    def _trajectories(self, envelope: Envelope, record: Record) -> None:
-        if isinstance(record, Trajectory) and self._valid(record, envelope):
-            self.state.saw_trajectory(record, envelope.time_ms)
-        elif isinstance(record, Close) and record.partition == envelope.partition:
-            self.state.saw_close(record, envelope.time_ms)
-
-    def _samples(self, envelope: Envelope, record: Record) -> None:
-        if isinstance(record, Outcome):
-            self.state.saw_outcome(envelope.partition, record)
-
-    def _steps(self, envelope: Envelope, record: Record) -> None:
-        self.state.saw_step(envelope.offset, record)
-
-    def _weights(self, envelope: Envelope, record: Record) -> None:
-        if isinstance(record, Announcement):
-            self._version = max(self._version, record.version)
-
-    def _control(self, envelope: Envelope, record: Record) -> None:
-        if isinstance(record, Heartbeat) and (record.role, record.policy) == ("rollout", self._policy):
-            self._handle_worker(record, envelope.time_ms)
-        elif isinstance(record, Claim) and (record.role, record.policy) == ("dispatch", self._policy):
-            self._ownership.heard(record.epoch)
-
-    def _handle_worker(self, beat: Heartbeat, time_ms: int) -> None:
-        worker = Worker(beat.name, beat.session, beat.inbox, beat.capacity, time.monotonic(), time_ms)
-        gone = beat.state in (State.LEFT, State.DRAINING) or not 0 <= beat.inbox < self._daemon.settings.run.inboxes
-        self.state.saw_worker(worker, gone)
-
-    def _valid(self, record: Trajectory, envelope: Envelope) -> bool:
+    def _store(self) -> None:
+        """Now and then say from where a successor must read. A failure is harmless: it reads more."""
+        if time.monotonic() - self._stored_s < _STORE_EVERY_S:
+            return
+        self._stored_s = time.monotonic()
         try:
-            check_trajectory(
-                record,
-                run=self._run_name,
-                policy=self._policy,
-                partition=envelope.partition,
-                max_tokens=self._max_tokens,
-            )
-        except RecordError:
-            return False  # the processor will dead-letter it
-        return True
+            self._feed.store()
+        except (BrokerError, DeadlineExceeded) as error:
+            _LOG.info("positions were not stored", error=str(error))
 
     # Writing -------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> int:
-        """Ask for new groups, as many as admission allows and workers take."""
+        """Ask for new groups, as many as admission allows and workers take; long ones first."""
         for lost in self.state.drop_silent(time.monotonic()):
             _LOG.warning("worker lost: its heartbeats stopped", worker=lost.name, session=lost.session)
-        if self._version < 0:
+        if self._feed.version < 0:
             return 0
+        wanted = min(self.state.admissible(), self.state.places_for_groups())
+        self._say_lacking(self.state.admissible())
+        groups = [self._new_group() for _ in range(wanted)]
         sent = 0
-        for _ in range(self.state.admissible()):
-            size = self.state.limits.group_size
-            worker = self.state.choose_worker(size)
-            if worker is None:
-                break
-            group = Group(self.state.next_number, size, min_version=self.state.next_min_version())
-            self.state.next_number += 1
-            self.state.groups[group.name] = group
-            sent += self._asker.ask(group, range(group.group_size), 0, worker)
+        for place in self._starting_order(groups):
+            group = groups[place]
+            if worker := self.state.choose_worker(group.group_size):
+                sent += self._asker.ask(group, range(group.group_size), 0, worker)
+            else:
+                del self.state.groups[group.name]
         return sent
+
+    def _new_group(self) -> Group:
+        state = self.state
+        group = Group(state.next_number, state.limits.group_size, min_version=state.next_min_version())
+        group.item = self._asker.choose_item(group.number, state.history)
+        group.predicted = predicted_length(group.item, state.history)
+        state.groups[group.name] = group
+        return group
+
+    def _starting_order(self, groups: list[Group]) -> list[int]:
+        """Places, those first that need the oldest weights, of these the longest."""
+        order = self.state.predictions.order([group.predicted for group in groups])
+        return sorted(order, key=lambda place: groups[place].min_version)
+
+    def _say_lacking(self, admissible: int) -> None:
+        """Say once that there are workers, and none that may be asked."""
+        taking = [worker for worker in self.state.workers.values() if not worker.draining]
+        lacking = bool(admissible and taking and not self.state.able())
+        if lacking and not self._lacking:
+            _LOG.warning(
+                "no live worker has the tags that the task requires: give one rollout.tags",
+                requires=sorted(self.state.limits.requires),
+                workers=len(self.state.workers),
+            )
+        self._lacking = lacking
 
     def _ask_missing(self) -> int:
         """Members that a dispatcher which died between two writes never asked for."""
@@ -244,11 +223,16 @@ class Dispatcher:
         )
 
     def _ask_overdue(self) -> int:
-        """Members whose worker is gone or too slow: once more, elsewhere if possible."""
+        """Members whose worker is gone or too slow: once more, elsewhere if possible, from the last token known."""
+        if not self.state.overdue(time.monotonic()) or self.state.choose_worker(1) is None:
+            return 0
+        self._catch_up("partials", "trajectories")  # what its worker handed over before it left
         sent = 0
         for group, index in self.state.overdue(time.monotonic()):
-            if worker := self.state.choose_worker(1, avoid=group.asked[index].session):
-                sent += self._asker.ask(group, [index], 1, worker)
+            asked = group.asked[index]
+            if worker := self.state.choose_worker(1, avoid=asked.session):
+                resume = self.state.resume(group, index)
+                sent += self._asker.ask(group, [index], asked.attempt + 1, worker, resume)
         if sent:
             _LOG.info("asked once more", members=sent)
         return sent
@@ -273,7 +257,7 @@ class Dispatcher:
     def _settle(self) -> None:
         """Wait for the acknowledgements and read our own requests: what was asked for is what stands on the log."""
         self._asker.flush()
-        catch_up(self._daemon.log, self._reader, self._ownership.places, self._handle, _CATCH_UP_S)
+        self._catch_up("requests")
         self.state.count_outstanding()
 
     def end(self) -> None:
@@ -300,7 +284,7 @@ class Dispatcher:
         self._heart.beat(
             state=state,
             epoch=self._ownership.epoch,
-            version=self._version,
+            version=self._feed.version,
             running=self.state.running,
             metrics={
                 "backlog_groups": len(self.state.backlog),
@@ -309,21 +293,6 @@ class Dispatcher:
                 "dropped_groups": self.state.dropped,
                 "workers": len(self.state.workers),
                 "next_group": self.state.next_number,
+                "length_correlation": self.state.predictions.correlation,
             },
         )
-
-
-_READ = ("requests", "trajectories", "samples", "steps", "weights")
-
-
-def _limits(daemon: Daemon) -> Limits:
-    dispatch, train = daemon.table.dispatch, daemon.table.train
-    return Limits(
-        group_size=dispatch.group_size,
-        capacity_groups=dispatch.capacity_groups,
-        batch_groups=train.batch_groups,
-        max_staleness=train.max_staleness,
-        steps=train.steps,
-        reissue_after_s=dispatch.reissue_after_s,
-        heartbeat_timeout_s=dispatch.heartbeat_timeout_s,
-    )

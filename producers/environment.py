@@ -1,6 +1,10 @@
 """What an environment is: it opens a session for one item and a seed; a session is observed, acted upon and then judged.
 
 `producers.environments` names the ones that come with OffsetRL; one of your own is given as `package.module:name`.
+
+Sessions run away from the engine's thread, many at once, the calls of one session one after the other; `open` may be
+called from several threads at a time. Each method but `payload` may be `async def`; sessions with such methods share one
+event loop, which their plain methods must not hold up. Every call has a time limit (`rollout.tool_timeout_s`).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from schemas.records import Role, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Text that the model reads before it acts; `role` says who wrote it."""
+    """Text that the model reads before it acts; `role` says who wrote it: PROMPT, TOOL or OBSERVATION."""
 
     text: str
     role: Role = Role.PROMPT
@@ -31,8 +35,13 @@ class Verdict:
     error: str = ""
 
 
+def rebuildable(environment: object) -> bool:
+    """Whether the environment says that its sessions can be built anew by the same acts."""
+    return getattr(environment, "rebuildable", False) is True
+
+
 class Session(Protocol):
-    """One episode."""
+    """One episode of one or several turns: observe, act, observe, act, ... until done; then a verdict."""
 
     @property
     def done(self) -> bool:
@@ -53,7 +62,12 @@ class Session(Protocol):
 
 
 class Environment(Protocol):
-    """Items and sessions, both pure functions of (settings, item, seed)."""
+    """Items and sessions, both pure functions of (settings, item, seed).
+
+    An attribute `rebuildable = True` says that a session is a pure function of (settings, item, seed) and of the acts so
+    far: another worker may build it anew by the same acts, and go on with an episode where its first worker left it.
+    Without it an unfinished episode begins anew.
+    """
 
     num_items: int | None
     """How many items there are; None for endless (generated from the seed)."""

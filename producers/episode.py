@@ -1,38 +1,33 @@
-"""One episode as a state machine: it asks for generations, takes them in, and ends as one trajectory.
+"""One episode as a state machine: it asks its environment and the engine in turns, and ends as one trajectory.
 
-Pure: no engine, clock or log. Token in, token out: what was sampled is appended as it is and never encoded again;
-observations of later turns are encoded alone and appended behind it, so every prompt begins with the one before it.
-Whatever fails has a status and no reward.
+Pure: no engine, environment, clock or log; it says what it wants next and is told what came of it. Token in, token out:
+what was sampled is appended as it is and never encoded again; observations of later turns are encoded alone and appended
+behind it, so every prompt begins with the one before it. Whatever fails has a status and no reward.
+
+An episode may begin with the transcript of an earlier attempt: its session is built anew by the same acts, each
+observation must give the tokens that stand there, and sampling goes on behind the last token.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from producers.engine import Generation, GenerationRequest
-from producers.environment import Session, Verdict
-from schemas.errors import EngineError
-from schemas.packing import pack_bits, pack_floats, pack_ints
-from schemas.records import REWARDED, Finish, Request, Role, Segment, Status, Trajectory, VersionRun
+from producers.environment import Observation, Verdict
+from producers.prompting import Prompts, TextCodec
+from producers.transcript import Transcript, cut
+from schemas.errors import EngineError, RecordError
+from schemas.records import REWARDED, Finish, Partial, Request, Role, Status, Trajectory
 from schemas.seeds import derive_seed
 
 _MAX_ERROR_CHARS = 2000
 
 
-class TextCodec(Protocol):
-    """What an episode needs of a tokenizer (`producers.tokenizer.Tokenizer`)."""
-
-    def encode(self, text: str, *, first: bool = True) -> Sequence[int]:
-        """Ids of a text; `first` adds what a model expects before a prompt. Raises ValueError for what has no id."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of sampled ids, without one closing end token."""
-        ...
+class NotRebuilt(Exception):  # no failure: the attempt starts anew
+    """The session did not come out as the earlier attempt's transcript says; nothing was sampled yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,128 +44,214 @@ class WorkerInfo:
     """Longest prompt plus answer, tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the environment is told, before it is asked for its next observation or its verdict."""
+
+    text: str | None
+    """What the model wrote; None before it wrote anything."""
+    truncated: bool = False
+    last: bool = False
+    """There is no room for another turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The environment failed: how the episode ends, and why."""
+
+    status: Status
+    error: str
+
+
+Heard = Observation | Verdict | Failure
+Wanted = Said | GenerationRequest | Trajectory
+"""What an episode wants next: a word with its environment, a generation, or to be published."""
+
+
 class Episode:
-    """One attempt at one request: `start`, then `advance` with each generation until a Trajectory comes back."""
+    """One attempt at one request: `start`, then `hear` or `advance`, whichever was wanted, until a Trajectory comes back."""
 
     def __init__(
-        self, request: Request, *, request_time_ms: int, session: Session, codec: TextCodec, worker: WorkerInfo
+        self,
+        request: Request,
+        *,
+        request_time_ms: int,
+        codec: TextCodec,
+        prompts: Prompts,
+        worker: WorkerInfo,
+        past: Transcript | None = None,
     ) -> None:
         """`request_time_ms`: append time of the request, which counts unless it names an earlier first request."""
         self.request = request
         self._first_request_time_ms = request.first_request_time_ms or request_time_ms
-        self._session = session
-        self._codec = codec
-        self._worker = worker
-        self._tokens: list[int] = []
-        self._logprobs: list[float] = []
-        self._segments: list[Segment] = []
-        self._versions: list[VersionRun] = []
-        self._turn = 0
-        self._old_kv = False
-        self._truncated = False
-        self._finish = Finish.UNKNOWN
+        self._codec, self._prompts, self._worker = codec, prompts, worker
+        self._past = past
+        self._own = Transcript()
+        self._num_turns, self._turn_start, self._resumed = 0, 0, 0
+        self._truncated, self._finish, self._no_room = False, Finish.UNKNOWN, ""
+        self._told = (0, 0)
+        """Tokens and finished turns that chunks hold already."""
 
     @property
     def num_sampled(self) -> int:
         """Sampled tokens so far."""
-        return len(self._logprobs)
+        return self._own.num_sampled
 
-    def start(self) -> GenerationRequest | Trajectory:
-        """The first generation wanted, or the trajectory of an episode that ended before any."""
-        return self._ask()
+    @property
+    def num_resumed(self) -> int:
+        """Those of them that an earlier attempt sampled."""
+        return self._resumed
 
-    def advance(self, generation: Generation) -> GenerationRequest | Trajectory:
+    def start(self) -> Said:
+        """The first thing wanted: the environment's first observation."""
+        return Said(None)
+
+    def hear(self, heard: Heard) -> Wanted:
+        """Take in what the environment answered. Raises NotRebuilt where it differs from the transcript to go on from."""
+        if not isinstance(heard, Observation) and self._is_behind():
+            raise NotRebuilt(f"{self.request.id}: the session ended at token {len(self._own.tokens)}: {heard}")
+        if isinstance(heard, Failure):
+            return self.abandon(heard.status, heard.error or self._no_room)
+        if isinstance(heard, Verdict):
+            return self._judge(heard)
+        try:
+            tokens = self._prompts.tokens(heard, self._own.tokens)
+        except Exception as error:  # noqa: BLE001 - the edge to texts without tokens and to templates that refuse
+            return self.abandon(Status.ENV_ERROR, f"observe: {type(error).__name__}: {error}")
+        return self._observe(heard.role, tokens)
+
+    def advance(self, generation: Generation) -> Wanted:
         """Take in a finished generation. Raises EngineError when it contradicts itself."""
         _check(generation)
-        if generation.tokens:
-            self._append(Role.SAMPLED, generation.tokens)
-        self._logprobs.extend(generation.logprobs)
-        for run in generation.versions:
-            _extend(self._versions, run)
-        self._old_kv |= generation.old_kv
-        self._finish = generation.finish
+        self._own.sample(generation.tokens, generation.logprobs, generation.versions, generation.old_kv)
         if generation.finish is Finish.ABORT:
+            self._finish = Finish.ABORT
             return self.abandon(Status.CANCELLED, "the engine gave up this generation")
-        self._truncated = generation.finish is Finish.LENGTH
-        try:
-            self._session.act(self._codec.decode(generation.tokens), self._truncated)
-        except Exception as error:  # noqa: BLE001 - the edge to the environment: any failure of it is one status
-            return self.abandon(Status.ENV_ERROR, _said("act", error))
-        return self._ask()
+        return self._end_turn(generation.finish)
 
     def abandon(self, status: Status, error: str) -> Trajectory:
         """End here without a reward: timeout, cancellation, a broken environment."""
         assert status not in REWARDED, status
         return self._end(Verdict(status=status, reward=None, error=error))
 
-    def _ask(self) -> GenerationRequest | Trajectory:
-        try:
-            if self._session.done:
-                return self._judge()
-            observation = self._session.observe()
-            tokens = self._codec.encode(observation.text, first=not self._tokens)
-        except Exception as error:  # noqa: BLE001 - the edge to the environment and to texts that have no tokens
-            return self.abandon(Status.ENV_ERROR, _said("observe", error))
-        room = self._worker.max_model_len - len(self._tokens) - len(tokens)
+    def chunk(self, progress: Generation | None, *, least: int) -> Partial | None:
+        """What is new since the last chunk, `progress` included, once it holds `least` sampled tokens; 0: anything at all."""
+        if self._is_behind():
+            return None  # the earlier attempt's chunks hold more
+        held, turns = self._told
+        new = self.num_sampled - self._own.sampled_before(held) if held < len(self._own.tokens) else 0
+        ahead = max(0, held - len(self._own.tokens))  # told of a generation that is still running
+        new += len(progress.tokens) - ahead if progress is not None else 0
+        if new < least or (new == 0 and len(self._own.turns) == turns):
+            return None
+        whole = self._own.with_progress(progress)
+        self._told = len(whole.tokens), len(whole.turns)
+        request, worker = self.request, self._worker
+        return Partial(
+            run=request.run,
+            policy=request.policy,
+            group=request.group,
+            index=request.index,
+            attempt=request.attempt,
+            partition=request.partition,
+            worker=worker.name,
+            session=worker.session,
+            start=held,
+            turns=tuple(whole.turns[turns:]),
+            **whole.columns(held),
+        )
+
+    # Turns ---------------------------------------------------------------------------------------------------------
+
+    def _observe(self, role: Role, tokens: Sequence[int]) -> Wanted:
+        room = self._worker.max_model_len - len(self._own.tokens) - len(tokens)
         if room < 1:
-            return self._no_room(len(tokens))
-        if tokens:
-            self._append(observation.role, tokens)
-        if not self._tokens:
+            return self._full(len(tokens))
+        self._compare(role, tokens)
+        self._own.read(role, tokens)
+        if not self._own.tokens:
             return self.abandon(
                 Status.ENV_ERROR, "observe: the prompt is empty; a model needs at least one token to go on from"
             )
-        return self._next(room)
+        self._num_turns += 1
+        self._turn_start = len(self._own.tokens)
+        if (finish := self._recall()) is not None:
+            return self._end_turn(finish)
+        return self._ask()
 
-    def _next(self, room: int) -> GenerationRequest:
-        self._turn += 1
-        sampling = self.request.sampling
+    def _ask(self) -> Wanted:
+        """The rest of this turn: all of it, unless an earlier attempt has begun it."""
+        sampling, taken = self.request.sampling, len(self._own.tokens) - self._turn_start
+        most = min(sampling.max_tokens - taken, self._worker.max_model_len - len(self._own.tokens))
+        if most < 1:
+            return self._end_turn(Finish.LENGTH)
+        after = ("after", taken) if taken else ()  # or the numbers of its first tokens would be drawn again
         return GenerationRequest(
-            id=f"{self.request.id}/{self._turn}",
-            prompt=tuple(self._tokens),
-            sampling=dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, room)),
-            seed=derive_seed(self.request.seed, "turn", self._turn),
+            id=f"{self.request.id}/{self._num_turns}",
+            prompt=tuple(self._own.tokens),
+            sampling=dataclasses.replace(sampling, max_tokens=most),
+            seed=derive_seed(self.request.seed, "turn", self._num_turns, *after),
         )
 
-    def _no_room(self, num_new: int) -> Trajectory:
+    def _end_turn(self, finish: Finish) -> Said:
+        self._own.end_turn(finish)
+        self._finish, self._truncated = finish, finish is Finish.LENGTH
+        return Said(self._codec.decode(self._own.tokens[self._turn_start :]), self._truncated)
+
+    def _full(self, num_new: int) -> Wanted:
         limit = self._worker.max_model_len
-        said = f"{len(self._tokens)} tokens and {num_new} more leave no room within max_model_len {limit}"
-        if self._turn == 0:
-            return self.abandon(Status.ENV_ERROR, f"observe: the prompt is too long: {said}")
+        self._no_room = f"{len(self._own.tokens)} tokens and {num_new} more leave no room within max_model_len {limit}"
+        if not self._num_turns:
+            return self.abandon(Status.ENV_ERROR, f"observe: the prompt is too long: {self._no_room}")
         # The model had no token left to answer with. The environment hears so once, and may judge what was done before.
         self._truncated = True
-        try:
-            self._session.act("", truncated=True)
-            is_done = self._session.done
-        except Exception as error:  # noqa: BLE001 - the edge to the environment: any failure of it is one status
-            return self.abandon(Status.ENV_ERROR, _said("act", error))
-        return self._judge() if is_done else self.abandon(Status.CANCELLED, said)
+        return Said("", truncated=True, last=True)
 
-    def _judge(self) -> Trajectory:
+    # The earlier attempt ----------------------------------------------------------------------------------------------
+
+    def _is_behind(self) -> bool:
+        """Whether the earlier attempt's transcript holds more than was built anew so far."""
+        past, own = self._past, self._own
+        return past is not None and (len(own.tokens), len(own.turns)) < (len(past.tokens), len(past.turns))
+
+    def _compare(self, role: Role, tokens: Sequence[int]) -> None:
+        if self._past is None:
+            return
+        at = len(self._own.tokens)
+        there = self._past.tokens[at : at + len(tokens)]
+        roles = {segment.role for segment in cut(self._past.segments, at, at + len(there))}
+        if there != list(tokens[: len(there)]) or roles - {role}:
+            raise NotRebuilt(f"{self.request.id}: the observation at token {at} differs from the earlier attempt's")
+
+    def _recall(self) -> Finish | None:
+        """Take over what the earlier attempt sampled in this turn; how it ended, None when it goes on."""
+        past, at, done = self._past, len(self._own.tokens), len(self._own.turns)
+        if past is None:
+            return None
+        whole = done < len(past.turns)
+        end = past.turns[done].end if whole else len(past.tokens)
         try:
-            verdict = self._session.verdict()
-            reward = None if verdict.reward is None else float(verdict.reward)
-            parts = {str(name): float(part) for name, part in verdict.parts.items()}
-            steps = tuple(float(step) for step in verdict.step_rewards)
-        except Exception as error:  # noqa: BLE001 - the edge to the grader: any failure of it is one status
-            return self.abandon(Status.GRADER_ERROR, _said("verdict", error))
+            tokens, logprobs, versions = past.take(at, end)
+        except RecordError as error:
+            raise NotRebuilt(f"{self.request.id}: {error.detail}") from error
+        self._own.sample(tokens, logprobs, versions, past.old_kv)
+        self._resumed += len(tokens)
+        if not whole:
+            self._past = None
+        return past.turns[done].finish if whole else None
+
+    # The end ---------------------------------------------------------------------------------------------------------
+
+    def _judge(self, verdict: Verdict) -> Trajectory:
+        numbers = (verdict.reward or 0.0, *verdict.parts.values(), *verdict.step_rewards)
+        if not all(map(math.isfinite, numbers)):
+            return self.abandon(Status.GRADER_ERROR, f"verdict: not a finite number among {numbers}")
         if verdict.status not in REWARDED:
-            reward = None
-        elif not all(math.isfinite(number) for number in (reward or 0.0, *parts.values(), *steps)):
-            return self.abandon(Status.GRADER_ERROR, f"verdict: not a finite number among {reward}, {parts}, {steps}")
-        elif reward is None:
+            return self._end(dataclasses.replace(verdict, reward=None))
+        if verdict.reward is None:
             return self.abandon(Status.GRADER_ERROR, verdict.error or f"verdict: {verdict.status} without a reward")
-        status = Status.TRUNCATED if verdict.status is Status.OK and self._truncated else verdict.status
-        return self._end(Verdict(status=status, reward=reward, parts=parts, step_rewards=steps, error=verdict.error))
-
-    def _append(self, role: Role, tokens: Iterable[int]) -> None:
-        before = len(self._tokens)
-        self._tokens.extend(tokens)
-        count = len(self._tokens) - before
-        if self._segments and self._segments[-1].role is role:
-            self._segments[-1] = Segment(role, self._segments[-1].count + count)
-        else:
-            self._segments.append(Segment(role, count))
+        truncated = verdict.status is Status.OK and self._truncated
+        return self._end(dataclasses.replace(verdict, status=Status.TRUNCATED if truncated else verdict.status))
 
     def _end(self, verdict: Verdict) -> Trajectory:
         request, worker = self.request, self._worker
@@ -200,23 +281,9 @@ class Episode:
             worker=worker.name,
             session=worker.session,
             region=worker.region,
-            old_kv=self._old_kv,
-            versions=tuple(self._versions),
-            segments=tuple(self._segments),
-            tokens=pack_ints(self._tokens),
-            loss_mask=pack_bits([s.role is Role.SAMPLED for s in self._segments for _ in range(s.count)]),
-            logprobs=pack_floats(self._logprobs),
+            resumed_tokens=self._resumed,
+            **self._own.columns(),
         )
-
-
-def _extend(runs: list[VersionRun], run: VersionRun) -> None:
-    """Append a run of tokens, joined with the last one where both are of the same weights."""
-    if run.count == 0:
-        return
-    if runs and (runs[-1].epoch, runs[-1].version) == (run.epoch, run.version):
-        runs[-1] = VersionRun(run.epoch, run.version, runs[-1].count + run.count)
-    else:
-        runs.append(run)
 
 
 def _check(generation: Generation) -> None:
@@ -228,7 +295,3 @@ def _check(generation: Generation) -> None:
         )
     if not all(math.isfinite(logprob) for logprob in generation.logprobs):
         raise EngineError(f"generation {generation.id}: a log-prob is not a finite number; the weights may be broken")
-
-
-def _said(call: str, error: Exception) -> str:
-    return f"{call}: {type(error).__name__}: {error}"

@@ -21,6 +21,10 @@ class Worker:
     """Append time of its newest heartbeat."""
     outstanding: int = 0
     """Members asked of it and not arrived."""
+    tags: frozenset[str] = frozenset()
+    """What it can do, as its settings say."""
+    draining: bool = False
+    """It finishes what it has and takes nothing more."""
 
 
 @dataclass(slots=True)
@@ -34,7 +38,11 @@ class Asked:
     """When it was first asked for."""
     asked_s: float
     """When it was last asked for."""
+    asked_ms: int = 0
+    """Append time of its newest request."""
     arrived: bool = False
+    resumes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Attempt -> the chunks that its request named."""
 
 
 @dataclass(slots=True)
@@ -49,6 +57,10 @@ class Group:
     """Longest of its requests."""
     closing: bool = False
     """A close record was written for it."""
+    item: int = -1
+    """Item of its task; -1 until it is chosen."""
+    predicted: float | None = None
+    """Sampled tokens per member that it was thought to take."""
 
     @property
     def name(self) -> str:
@@ -75,6 +87,8 @@ class Stray:
     """Members of a group that no valid request is known for: asked for by a superseded dispatcher, or read too early."""
 
     partition: int
+    offset: int
+    """Of the first member seen."""
     indices: set[int] = field(default_factory=set)
     closing: bool = False
 

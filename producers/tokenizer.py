@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,15 @@ class Tokenizer:
     """Of the tokenizer's files (`tokenizer_digest`)."""
     eos_ids: tuple[int, ...]
     """Ids that end a generation."""
+    end_id: int | None
+    """The one of them that an answer is taught to end with: the tokenizer's own where it has one; None without any."""
 
     def __init__(self, folder: Path) -> None:
         self.digest = tokenizer_digest(folder)
         self._auto = _load(folder)
         own = self._auto.eos_token_id
         self.eos_ids = eos_ids(folder) or (() if own is None else (int(own),))
+        self.end_id = int(own) if own in self.eos_ids else next(iter(self.eos_ids), None)
         self._cached = functools.lru_cache(maxsize=4096)(self._encode)  # siblings of a group share their prompt
 
     def encode(self, text: str, *, first: bool = True) -> tuple[int, ...]:
@@ -84,12 +87,17 @@ class Tokenizer:
         kept = list(tokens[:-1] if tokens and tokens[-1] in self.eos_ids else tokens)
         return str(self._auto.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt text of a conversation, by the model's own chat template; begin-of-text included.
+    def end_text(self, token: int) -> str:
+        """Text of an id that ends a generation; empty for any other id."""
+        return str(self._auto.decode([token], skip_special_tokens=False)) if token in self.eos_ids else ""
 
-        Encode it with `first=False`. Raises ValueError when the tokenizer has no template.
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
+        """The text of a conversation, by the model's own chat template; begin-of-text included.
+
+        With `answer`, it ends where the model is to answer. Encode it with `first=False`. Raises ValueError when the
+        tokenizer has no template, and whatever the template raises.
         """
-        return str(self._auto.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        return str(self._auto.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer))
 
     def _encode(self, text: str, first: bool) -> tuple[int, ...]:
         ids = self._auto(text, add_special_tokens=first, return_attention_mask=False)["input_ids"]

@@ -28,6 +28,7 @@ from schemas.records import (
     Eval,
     Heartbeat,
     Outcome,
+    Partial,
     Plan,
     Record,
     Request,
@@ -51,6 +52,7 @@ MAX_SCHEMAS = 1000
 _FILES: Mapping[type[Any], str] = {
     Request: "request",
     Trajectory: "trajectory",
+    Partial: "partial",
     Close: "close",
     Outcome: "outcome",
     Claim: "claim",

@@ -7,7 +7,8 @@ OffsetRLError
 │   ├── BrokerError                Kafka
 │   ├── StoreError                 the object store
 │   │   └── ObjectMissing          no object under that key
-│   └── EngineError                the inference engine; the worker ends and is restarted
+│   ├── EngineError                the inference engine; the worker ends and is restarted
+│   └── RankLost                   another process of the same trainer; all of them end and are restarted
 ├── DeadlineExceeded               a wait hit its limit; the text names what was waited for
 ├── SendFailed                     a record was not acknowledged; its writer is finished and positions go back
 ├── RecordTooLarge (SettingError)  refused before anything was sent
@@ -55,6 +56,10 @@ class ObjectMissing(StoreError):
 
 class EngineError(DependencyError):
     """The inference engine can no longer be trusted; its process must end."""
+
+
+class RankLost(DependencyError):
+    """Another process of the same trainer died or hangs; all of them must end."""
 
 
 class DeadlineExceeded(OffsetRLError):

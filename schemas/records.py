@@ -72,6 +72,13 @@ class Segment(NamedTuple):
     count: int  # type: ignore[assignment]  # as above
 
 
+class Turn(NamedTuple):
+    """A sampled turn that is over: the token position in the whole sequence behind it, and why sampling stopped."""
+
+    end: int
+    finish: Finish
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How tokens are drawn. Training needs top_p 1, top_k 0 and min_p 0: a bent distribution has other log-probs."""
@@ -108,6 +115,8 @@ class Request:
     """Append time of this index's first request; 0 on a first request (its own append time counts)."""
     worker: str
     session: str
+    resume: tuple[int, ...] = ()
+    """Offsets in this partition of `partials`, in order: the chunks of the earlier attempt to go on from; () starts anew."""
 
     @property
     def id(self) -> str:
@@ -149,6 +158,8 @@ class Trajectory:
     """Seconds by name."""
     old_kv: bool = False
     """Whether tokens after a weight swap were sampled over keys and values of older weights."""
+    resumed_tokens: int = 0
+    """Sampled tokens, the first ones, taken over from partials of earlier attempts."""
     versions: tuple[VersionRun, ...]
     """Counts sum to S."""
     segments: tuple[Segment, ...]
@@ -164,6 +175,49 @@ class Trajectory:
     def id(self) -> str:
         """Name of this attempt: group/index/attempt."""
         return f"{self.group}/{self.index}/{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partial:
+    """A chunk of an unfinished attempt, for whoever goes on with it; never counted as produced.
+
+    The chunks of one attempt by one session begin at 0 and follow one another, each where the one before it ends.
+    T = tokens of the chunk, S = sampled tokens of it.
+    """
+
+    run: str
+    policy: str
+    group: str
+    index: int
+    attempt: int
+    partition: int
+    worker: str
+    session: str
+    start: int
+    """Position in the whole sequence of the chunk's first token."""
+    old_kv: bool = False
+    turns: tuple[Turn, ...] = ()
+    """Sampled turns that ended since the chunk before: what a session is rebuilt from."""
+    versions: tuple[VersionRun, ...]
+    """Counts sum to S."""
+    segments: tuple[Segment, ...]
+    """Counts sum to T."""
+    tokens: bytes
+    """int32 [T]"""
+    loss_mask: bytes
+    """bits [T]"""
+    logprobs: bytes
+    """float32 [S], of the distribution really sampled from"""
+
+    @property
+    def id(self) -> str:
+        """Name of the attempt: group/index/attempt."""
+        return f"{self.group}/{self.index}/{self.attempt}"
+
+    @property
+    def end(self) -> int:
+        """Position in the whole sequence behind the chunk's last token."""
+        return self.start + len(self.tokens) // 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,14 +460,23 @@ class Eval:
     epoch: int
     version: int
     task: str
+    environment: str
+    split: str
     num_episodes: int
-    mean_reward: float
+    num_failed: int
+    """Episodes without a reward, which no mean counts."""
+    mean_reward: float | None
+    """Over the episodes with a reward; None, as `low` and `high`, where there is none."""
+    low: float | None
+    high: float | None
+    """Bounds of the mean at 95 % confidence."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 Record = (
     Request
     | Trajectory
+    | Partial
     | Close
     | Outcome
     | Claim

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import struct
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 from operator import attrgetter, call, itemgetter
 from typing import Any, Generic, TypeVar
@@ -38,6 +38,7 @@ _PLAIN: Mapping[Any, Kind] = {
     Mapping[str, float]: wire.number_map(finite=True),
     Mapping[str, str]: wire.TEXT_MAP,
     tuple[float, ...]: wire.DOUBLES,
+    tuple[int, ...]: wire.LONGS,
     tuple[VersionRun, ...]: wire.VERSIONS,
     tuple[Segment, ...]: wire.SEGMENTS,
     tuple[tuple[str, bytes], ...]: wire.HEADERS,
@@ -61,7 +62,7 @@ class Shape(Generic[R]):
         self._items: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*self.names)
         self._writes = _blocks(self._kinds)
         self._reads = tuple((index, kind.read) for index, kind in enumerate(self._kinds) if kind.read)
-        self._make = _maker(cls, self.names)
+        self._make = maker(cls, self.names)
         self._seen: set[tuple[type, ...]] = set()
 
     def write(self, record: R, add: Add) -> None:
@@ -131,14 +132,19 @@ def _blocks(kinds: tuple[Kind, ...]) -> tuple[tuple[wire.Write, Any], ...]:
     return tuple(writes)
 
 
-def _maker(cls: type[R], names: tuple[str, ...]) -> Callable[[list[Any]], R]:
-    """Makes an object of the values of all its fields."""
+def maker(cls: type[R], names: tuple[str, ...]) -> Callable[[Iterable[Any]], R]:
+    """Makes an object of the values of all its fields, in the order of these names; no default is filled in.
+
+    >>> maker(VersionRun, ("epoch", "version", "count"))([1, 7, 512])
+    VersionRun(epoch=1, version=7, count=512)
+    """
     if issubclass(cls, tuple):
         assert cls._fields == names, f"{cls.__name__}: the schema has another order"  # type: ignore[attr-defined]
         return cls._make  # type: ignore[attr-defined, no-any-return]
+    assert set(names) == set(cls.__slots__), f"{cls.__name__}: {set(names) ^ set(cls.__slots__)}"  # type: ignore[attr-defined]  # a dataclass with slots
     slots = tuple(getattr(cls, name).__set__ for name in names)
 
-    def make(values: list[Any]) -> R:
+    def make(values: Iterable[Any]) -> R:
         record = object.__new__(cls)
         for _ in map(call, slots, repeat(record), values):
             pass

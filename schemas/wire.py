@@ -23,11 +23,14 @@ Write = Callable[[Any, Add], None]
 
 ROLES = (Role.PROMPT, Role.SAMPLED, Role.TOOL, Role.OBSERVATION)
 """A role's number on the wire is its place here, for ever; any other number is read as UNKNOWN."""
-_ROLE_NUMBERS = {**{role: number for number, role in enumerate(ROLES)}, Role.UNKNOWN: -1}
+_ROLE_NUMBERS = {id(role): number for number, role in (*enumerate(ROLES), (-1, Role.UNKNOWN))}
+"""By identity: members live for ever, and hashing one is a call into Python."""
 _ROLES = dict(enumerate(ROLES))
+_UNKNOWN = Role.UNKNOWN
 _RUN = struct.Struct("<qqq")
 _SEGMENT = struct.Struct("<ii")
 _DOUBLE = struct.Struct("<d")
+_FEW_DOUBLES = tuple(struct.Struct(f"<{count}d").pack for count in range(16))
 _END = (b"\x00",)
 _SECOND = (b"\x02",)
 _tuple_of = tuple.__new__
@@ -48,7 +51,7 @@ class Kind(NamedTuple):
 
 
 class _Longs(dict[int, bytes]):
-    """Numbers as Avro writes them, zigzag and variable-length; small ones are ready made."""
+    """Numbers as Avro writes them, zigzag and variable-length; small ones are ready made, others kept for a while."""
 
     def __missing__(self, value: int) -> bytes:
         if not -(2**63) <= value < 2**63:
@@ -59,7 +62,11 @@ class _Longs(dict[int, bytes]):
             out.append(rest & 127 | 128)
             rest >>= 7
         out.append(rest)
-        return bytes(out)
+        if len(self) >= _MOST_LONGS:
+            self.clear()
+            self.update(_READY_LONGS)
+        data = self[value] = bytes(out)
+        return data
 
 
 class _Texts(dict[str, bytes]):
@@ -75,8 +82,10 @@ class _Texts(dict[str, bytes]):
         return data
 
 
+_MOST_LONGS = 16 * 1024
+_READY_LONGS: dict[int, bytes] = {}
 _LONGS = _Longs()
-_LONGS.update({value: _LONGS[value] for value in range(-64, 4096)})
+_READY_LONGS.update({value: _LONGS[value] for value in range(-64, 4096)})
 write_long = _LONGS.__getitem__
 """Bytes of a number of 64 bits.
 
@@ -101,7 +110,8 @@ def _write_bytes(values: tuple[bytes, ...], add: Add) -> None:
 def _write_doubles(values: tuple[float, ...], add: Add) -> None:
     if not all(map(math.isfinite, values)):
         raise Unfit("a finite number is wanted")
-    add((struct.pack(f"<{len(values)}d", *values),))
+    count = len(values)
+    add((_FEW_DOUBLES[count](*values) if count < 16 else struct.pack(f"<{count}d", *values),))
 
 
 def _write_booleans(values: tuple[bool, ...], add: Add) -> None:
@@ -130,11 +140,11 @@ def optional(kind: Kind) -> Kind:
 
 def enumeration(cls: type[enum.StrEnum]) -> Kind:
     """A member by its place among the schema's symbols, which are the values in their order."""
-    numbers = {member: (write_long(number),) for number, member in enumerate(cls)}
+    numbers = {id(member): (write_long(number),) for number, member in enumerate(cls)}  # by identity, see above
     avro = {"type": "enum", "name": cls.__name__, "symbols": [member.value for member in cls], "default": "unknown"}
 
     def write(value: Any, add: Add) -> None:
-        add(numbers[value])
+        add(numbers[id(value)])
 
     return Kind(avro, frozenset({cls}), write, {member.value: member for member in cls}.__getitem__)
 
@@ -142,15 +152,18 @@ def enumeration(cls: type[enum.StrEnum]) -> Kind:
 def number_map(finite: bool) -> Kind:
     """A map from text to double; NaN and infinity are refused where `finite` is asked for."""
 
+    allowed, isfinite, pack = DOUBLE.allowed, math.isfinite, _DOUBLE.pack
+
     def write(values: Mapping[str, float], add: Add) -> None:
         if values:
-            add((write_long(len(values)),))
+            pieces = [write_long(len(values))]
             for name, value in values.items():
-                if type(name) is not str or type(value) not in DOUBLE.allowed:
+                if type(name) is not str or type(value) not in allowed:
                     raise Unfit(f"item {name!r}: {value!r} is not str: float")
-                if finite and not math.isfinite(value):
+                if finite and not isfinite(value):
                     raise Unfit(f"item {name!r}: {value!r}: a finite number is wanted")
-                add((_write_text(name), _DOUBLE.pack(value)))
+                pieces += (_write_text(name), pack(value))
+            add(pieces)
         add(_END)
 
     return Kind({"type": "map", "values": "double"}, frozenset({dict}), write)
@@ -172,6 +185,15 @@ def _write_numbers(values: tuple[float, ...], add: Add) -> None:
             raise Unfit("items of float are allowed")
         add((write_long(len(values)),))
         _write_doubles(values, add)
+    add(_END)
+
+
+def _write_whole_numbers(values: tuple[int, ...], add: Add) -> None:
+    if values:
+        if not LONG.allowed.issuperset(map(type, values)):
+            raise Unfit("items of int are allowed")
+        add((write_long(len(values)),))
+        _write_longs(values, add)
     add(_END)
 
 
@@ -213,7 +235,7 @@ def pack_versions(runs: tuple[VersionRun, ...]) -> bytes:
     for run in runs:
         if type(run) is not VersionRun:
             raise Unfit(f"item {run!r} is not VersionRun(int, int, int)")
-    return b"".join([_RUN.pack(*run) for run in runs])
+    return _RUN.pack(*runs[0]) if len(runs) == 1 else b"".join([_RUN.pack(*run) for run in runs])
 
 
 def unpack_versions(data: bytes) -> tuple[VersionRun, ...]:
@@ -228,15 +250,15 @@ def pack_segments(segments: tuple[Segment, ...]) -> bytes:
     '0100000003000000'
     """
     for segment in segments:
-        if type(segment) is not Segment or segment.role not in _ROLE_NUMBERS:
+        if type(segment) is not Segment or id(segment.role) not in _ROLE_NUMBERS:
             raise Unfit(f"item {segment!r} is not Segment(role, int); roles are {', '.join(Role)}")
-    return b"".join([_SEGMENT.pack(_ROLE_NUMBERS[role], count) for role, count in segments])
+    return b"".join([_SEGMENT.pack(_ROLE_NUMBERS[id(role)], count) for role, count in segments])
 
 
 def unpack_segments(data: bytes) -> tuple[Segment, ...]:
     """The segments of a record; a role from a newer writer is read as UNKNOWN."""
     rows = _SEGMENT.iter_unpack(data)
-    return tuple([_tuple_of(Segment, (_ROLES.get(number, Role.UNKNOWN), count)) for number, count in rows])
+    return tuple([_tuple_of(Segment, (_ROLES.get(number, _UNKNOWN), count)) for number, count in rows])
 
 
 def _packed(pack: Callable[[Any], bytes], unpack: Callable[[bytes], Any]) -> Kind:
@@ -254,6 +276,7 @@ _HEADER = {
 }
 TEXT_MAP = Kind({"type": "map", "values": "string"}, frozenset({dict}), _write_text_map)
 DOUBLES = Kind({"type": "array", "items": "double"}, frozenset({tuple}), _write_numbers, tuple)
+LONGS = Kind({"type": "array", "items": "long"}, frozenset({tuple}), _write_whole_numbers, tuple)
 VERSIONS = _packed(pack_versions, unpack_versions)
 SEGMENTS = _packed(pack_segments, unpack_segments)
 HEADERS = array(_HEADER, tuple, _write_header, _read_header)

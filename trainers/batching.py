@@ -9,14 +9,15 @@ token t; the model's output for token t stands at position t - 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schemas.packing import unpack_bits, unpack_floats, unpack_ints
-from schemas.records import Member, Role
+from schemas.records import KEPT, Member, Outcome, Role, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,18 @@ class Row:
     reward: float
     num_unusable: int
     """Tokens that the record calls trainable and that cannot be trained on (see `row_of`)."""
+    rewards_T: NDArray[np.float32] | None = None
+    """The reward where it was earned: each step reward at the end of its turn, the rest of the row's reward at its last
+    trainable token. None: all of it there."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    group: str = ""
+    task: str = ""
+    group_mean: float = math.nan
+    """Mean reward of all valid members of its group."""
+    cut_off: bool = False
+    """Whether it ended at a limit and not by itself."""
+    age: int = -1
+    """Versions between its oldest token and the weights that are trained; -1 where age does not apply."""
 
     @property
     def num_trainable(self) -> int:
@@ -50,6 +63,8 @@ class MicroBatch:
     advantages_BT: NDArray[np.float32]
     lengths_B: NDArray[np.int64]
     temperature_B: NDArray[np.float32]
+    places_B: NDArray[np.int64]
+    """Which row of the step each one is."""
     first: int
     """The first position where any row is trainable (T where none is): outputs are needed from `first - 1` on."""
 
@@ -77,6 +92,7 @@ def row_of(member: Member) -> Row:
     mask_T = wanted_T & sampled_T & np.isfinite(behaviour_T)
     mask_T[:1] = False
     assert member.reward is not None, f"member {member.index} is kept and has no reward"
+    cut_off = member.status == Status.TRUNCATED
     return Row(
         tokens_T=tokens_T,
         mask_T=mask_T,
@@ -85,7 +101,52 @@ def row_of(member: Member) -> Row:
         temperature=member.temperature,
         reward=member.reward,
         num_unusable=int(wanted_T.sum() - mask_T.sum()),
+        rewards_T=_rewards_of(member, mask_T) if member.step_rewards else None,
+        reward_parts=member.reward_parts,
+        cut_off=cut_off,
     )
+
+
+def _rewards_of(member: Member, mask_T: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Step rewards at the last trainable token of their turn (that of the row for more of them than turns)."""
+    rewards_T = np.zeros(len(mask_T), dtype=np.float32)
+    trainable = mask_T.nonzero()[0]
+    if not len(trainable):
+        return rewards_T
+    ends: list[int] = []
+    at, inside_turn = 0, False
+    for segment in member.segments:
+        inside = trainable[(trainable >= at) & (trainable < at + segment.count)]
+        at += segment.count
+        is_sampled = segment.role == Role.SAMPLED
+        if is_sampled:  # segments side by side are one turn, taken up again
+            end = int(inside[-1]) if len(inside) else int(trainable[-1])
+            ends = [*ends[:-1], end] if inside_turn else [*ends, end]
+        inside_turn = is_sampled
+    for i, reward in enumerate(member.step_rewards):
+        rewards_T[ends[i] if i < len(ends) else trainable[-1]] += reward
+    rewards_T[trainable[-1]] += (member.reward or 0.0) - sum(member.step_rewards)
+    return rewards_T
+
+
+def rows_of_step(outcomes: Iterable[Outcome], *, version: int = -1) -> list[Row]:
+    """The rows of a planned batch: its kept members, by name of the group and number of the member.
+
+    By name, not by the order of arrival: the bits of a step then do not depend on who was quicker. `version`: of the
+    weights that are trained, for the ages of the rows.
+    """
+    rows = []
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.group):
+        rewards = [member.reward for member in outcome.members if member.reward is not None]
+        own = (outcome.source_run, outcome.source_policy) == (outcome.run, outcome.policy) and version >= 0
+        for member in sorted(outcome.members, key=lambda m: m.index):
+            if member.disposition == KEPT:
+                age = version - min((run.version for run in member.versions), default=version) if own else -1
+                mean = sum(rewards) / max(len(rewards), 1)
+                task = outcome.task or outcome.environment
+                row = replace(row_of(member), group=outcome.group, task=task, group_mean=mean, age=age)
+                rows.append(row)
+    return rows
 
 
 def rows_of(members: Iterable[Member]) -> list[Row]:
@@ -93,8 +154,10 @@ def rows_of(members: Iterable[Member]) -> list[Row]:
     return [row_of(member) for member in members]
 
 
-def micro_batches(rows: Sequence[Row], max_tokens: int) -> list[MicroBatch]:
+def micro_batches(rows: Sequence[Row], max_tokens: int, places: Sequence[int] | None = None) -> list[MicroBatch]:
     """All rows in micro-batches of at most `max_tokens` padded tokens; a longer row gets one of its own.
+
+    places: of these rows in their step; as they stand here where it is not given.
 
     Longest first, so that rows of like length meet and little is padded; rows of equal length keep their order.
     """
@@ -104,12 +167,13 @@ def micro_batches(rows: Sequence[Row], max_tokens: int) -> list[MicroBatch]:
     while start < len(order):
         width = max(len(rows[order[start]].tokens_T), 1)
         count = max(max_tokens // width, 1)
-        batches.append(pad([rows[i] for i in order[start : start + count]]))
+        taken = order[start : start + count]
+        batches.append(pad([rows[i] for i in taken], [places[i] for i in taken] if places else taken))
         start += count
     return batches
 
 
-def pad(rows: Sequence[Row]) -> MicroBatch:
+def pad(rows: Sequence[Row], places: Sequence[int] | None = None) -> MicroBatch:
     """Rows side by side, padded to the longest."""
     lengths_B = np.array([len(row.tokens_T) for row in rows], dtype=np.int64)
     shape = (len(rows), int(lengths_B.max()))
@@ -129,5 +193,32 @@ def pad(rows: Sequence[Row]) -> MicroBatch:
         advantages_BT=np.where(mask_BT, advantages_B[:, None], np.float32(0)),
         lengths_B=lengths_B,
         temperature_B=np.array([row.temperature for row in rows], dtype=np.float32),
+        places_B=np.array(range(len(rows)) if places is None else places, dtype=np.int64),
         first=int(trainable_T.argmax()) if trainable_T.any() else shape[1],
+    )
+
+
+def deal(batches: Sequence[MicroBatch], rank: int, size: int) -> list[MicroBatch]:
+    """One rank's share of an update: every `size`-th micro-batch that has something to train on.
+
+    All ranks get the same number, since each gradient is exchanged by all of them at once: who has one too few gets
+    `nothing()`, which weighs zero.
+    """
+    useful = [batch for batch in batches if batch.num_trainable]
+    mine = useful[rank::size]
+    return mine + [nothing()] * (-(-len(useful) // size) - len(mine))
+
+
+def nothing() -> MicroBatch:
+    """A micro-batch of two tokens that weighs zero: it goes through the model and adds nothing."""
+    pair = (1, 2)
+    return MicroBatch(
+        tokens_BT=np.zeros(pair, dtype=np.int64),
+        mask_BT=np.zeros(pair, dtype=np.bool_),
+        behaviour_BT=np.zeros(pair, dtype=np.float32),
+        advantages_BT=np.zeros(pair, dtype=np.float32),
+        lengths_B=np.array([2], dtype=np.int64),
+        temperature_B=np.ones(1, dtype=np.float32),
+        places_B=np.zeros(1, dtype=np.int64),
+        first=1,
     )

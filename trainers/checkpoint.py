@@ -30,6 +30,7 @@ from schemas.errors import WeightsError
 from trainers.backlog import SamplesPosition
 
 FORMAT = 1
+META, COMMIT = "meta.json", "COMMIT"
 MAX_META_BYTES = 16 * 1024 * 1024
 _NAME = re.compile(r"ck-(\d{4,})-(\d{8,})-(\d+)")
 _PART = re.compile(r"[a-z]{1,32}")
@@ -127,7 +128,7 @@ def newest_eligible(root: Path, objection: Callable[[Meta], str | None]) -> Chec
 
 def read(folder: Path) -> Checkpoint:
     """A checkpoint, checked byte for byte. Raises WeightsError saying what is wrong with it."""
-    data, committed = _small(folder / "meta.json"), _small(folder / "COMMIT")
+    data, committed = _small(folder / META), _small(folder / COMMIT)
     if hashlib.sha256(data).hexdigest().encode() != committed:
         raise WeightsError(f"{folder / 'meta.json'} is not what COMMIT says")
     try:
@@ -142,6 +143,26 @@ def read(folder: Path) -> Checkpoint:
         if _file_digest(path) != digest:
             raise WeightsError(f"{path} is not what meta.json says: its digest differs")
     return Checkpoint(folder, meta, {part: digest for part, (_, digest) in files.items()})
+
+
+def read_meta(data: bytes) -> Meta:
+    """What the bytes of a meta.json say. Raises WeightsError."""
+    return _parsed(data, META)[0]
+
+
+def files_of(data: bytes) -> dict[str, int]:
+    """Names and sizes in bytes of the tensor files that a meta.json speaks of. Raises WeightsError."""
+    return {f"{part}.safetensors": size for part, (size, _) in _parsed(data, META)[1].items()}
+
+
+def order_of(name: str) -> Order | None:
+    """The order of a checkpoint's folder; None for another name.
+
+    >>> order_of("ck-0002-00000017-1")
+    Order(epoch=2, version=17, save=1)
+    """
+    match = _NAME.fullmatch(name)
+    return Order(int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 # Writing -----------------------------------------------------------------------------------------------------------
@@ -160,8 +181,8 @@ def _write_all(folder: Path, meta: Meta, tensors: Mapping[str, Mapping[str, Tens
         "samples": {str(partition): list(position) for partition, position in meta.samples.items()},
     }
     text = json.dumps(body, sort_keys=True, indent=1).encode()
-    _write(folder / "meta.json", text)
-    _write(folder / "COMMIT", hashlib.sha256(text).hexdigest().encode())
+    _write(folder / META, text)
+    _write(folder / COMMIT, hashlib.sha256(text).hexdigest().encode())
     _sync_folder(folder)
 
 
@@ -204,9 +225,9 @@ def _remove_old(root: Path, keep: int, newest: Path) -> None:
 
 def _folders(root: Path) -> Iterator[tuple[Order, Path]]:
     for folder in root.iterdir() if root.is_dir() else ():
-        match = _NAME.fullmatch(folder.name)
-        if match and folder.is_dir():
-            yield Order(int(match[1]), int(match[2]), int(match[3])), folder
+        order = order_of(folder.name)
+        if order is not None and folder.is_dir():
+            yield order, folder
 
 
 def _small(path: Path) -> bytes:
@@ -223,6 +244,13 @@ def _small(path: Path) -> bytes:
 def _file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _parsed(data: bytes, where: str) -> tuple[Meta, dict[str, tuple[int, str]]]:
+    try:
+        return _parse(json.loads(data))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{where} cannot be used: {type(error).__name__}: {error}") from error
 
 
 def _parse(body: dict[str, Any]) -> tuple[Meta, dict[str, tuple[int, str]]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import numbers
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -14,47 +15,50 @@ from infra.config import config_digest
 from infra.daemon import Daemon
 from infra.weights.publish import model_files
 from schemas.codec import encode
-from schemas.errors import LogTruncated, SettingError
-from schemas.records import KEPT, Outcome, Plan
+from schemas.errors import LogTruncated, SettingError, WeightsError
+from schemas.records import Outcome, Plan
 from schemas.rules.ledger import Ledger
 from trainers import checkpoint
 from trainers.backlog import SamplesPosition
-from trainers.batching import rows_of
+from trainers.beside import beside
 from trainers.checkpoint import Meta
-from trainers.components import make_algorithms
-from trainers.model import load_policy, make_deterministic, weights_bytes, weights_digest
-from trainers.step import Optimisation, Stepper
+from trainers.checkpoint_bucket import Uploads, fetch_newest, prefix_of
+from trainers.crew import Crew, reference_folder
+from trainers.health import Health
+from trainers.metrics import StepMetrics
+from trainers.model import tensors_digest, weights_bytes
+from trainers.ranks import join
 
+STOP_GRACE_S = 15.0
+"""A step that lasts longer than this after the daemon was told to stop is left: its plan will be executed again."""
+REST_S = 2.0
+"""Between signs of life to the other ranks; also how soon it is seen that one of them has died."""
 _LOG = structlog.get_logger("offsetrl.learner")
 _INDEX = "model.safetensors.index.json"
+
+
+class _Left(BaseException):
+    """The step is left unfinished."""
 
 
 class Learner:
     """Weights at `version`. Belongs to one thread."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self._run, self._policy = daemon.settings.run.name, daemon.policy
+        self._run, self._policy, self._stop = daemon.settings.run.name, daemon.policy, daemon.stop
         self._table, self._folder = daemon.table.train, daemon.table.model
         self._root: Path = daemon.settings.run.folder / self._run / self._policy / "checkpoints"
         self.config_digest = config_digest(daemon.settings, daemon.policy)
         self.version = 0
         """Completed steps."""
         self._saved = -1
-        table = self._table
-        algorithms = make_algorithms(
-            loss=table.loss, correction=table.correction, reduction=table.reduction, settings=table.settings
-        )
-        make_deterministic(table.threads)
-        how = Optimisation(
-            learning_rate=table.learning_rate,
-            betas=table.betas,
-            weight_decay=table.weight_decay,
-            warmup_steps=table.warmup_steps,
-            max_grad_norm=table.max_grad_norm,
-            updates_per_step=table.updates_per_step,
-            micro_batch_tokens=table.micro_batch_tokens,
-        )
-        self._stepper = Stepper(load_policy(self._folder, dtype=table.dtype), algorithms, how)
+        self._store, self._prefix = daemon.store, prefix_of(self._run, self._policy)
+        self._uploads: Uploads | None = None
+        self._ranks = join(self._table.rank_timeout_s)
+        self._crew = Crew(self._table, self._folder, self.config_digest, self._ranks, reference_folder(daemon))
+        folder = daemon.settings.run.folder / self._run / self._policy / "health"
+        self._health = Health(self._table.trackers, self._run, self._policy, folder)
+        self._stop_seen_s = self._rested_s = 0.0
 
     def load(self, ledger: Ledger, *, first: bool) -> Mapping[int, SamplesPosition]:
         """Load the newest checkpoint whose last plan counts; where to read samples from.
@@ -83,36 +87,92 @@ class Learner:
 
         found = checkpoint.newest_eligible(self._root, objection)
         if found is None and not first:
+            found = fetch_newest(self._store, self._prefix, self._root, objection)
+        if found is None and not first:
             raise SettingError(
                 f"trainers of {self._run}.{self._policy} have claimed steps before, but no checkpoint that counts is "
-                f"under {self._root}: bring the checkpoints here (run.folder), or start a run with another name"
+                f"under {self._root} or, in the bucket, under {self._prefix}: bring the checkpoints here (run.folder), "
+                "or start a run with another name"
             )
         if found is None:
+            if self._table.fork_from is not None:
+                self._fork(self._table.fork_from)
             self._save(self._meta(-1, None, {}))
             return {}
-        self._stepper.restore(found.load())
+        self._crew.restore(found.load())
         self.version = self._saved = found.meta.version
         _LOG.info("checkpoint loaded", folder=str(found.folder), version=self.version)
         return found.meta.samples
 
-    def execute(self, plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Execute a plan on these weights; the step's metrics."""
+    def _fork(self, folder: Path) -> None:
+        """Begin with the weights of another run's checkpoint. Raises SettingError."""
+        try:
+            found = checkpoint.read(folder)
+            tensors = found.load()
+            self._crew.restore(tensors if self._table.fork_optimizer else {"model": tensors["model"]})
+        except WeightsError as error:
+            raise SettingError(
+                f"train.fork_from: {error}. It takes a checkpoint's folder (ck-EPOCH-VERSION-N) of the same model; with "
+                "fork_optimizer = false only weights are taken"
+            ) from error
+        _LOG.info(
+            "forked", folder=str(folder), run=found.meta.run, policy=found.meta.policy, version=found.meta.version
+        )
+
+    def execute(
+        self, plan: Plan, outcomes: Sequence[Outcome], meanwhile: Callable[[], None] | None = None
+    ) -> dict[str, float] | None:
+        """Execute a plan on these weights; the step's metrics. None: the step was left, since the daemon has to end.
+
+        meanwhile: called again and again in this thread while another one takes the step.
+        """
         assert plan.step == self.version, (plan.step, self.version)
-        kept = [member for outcome in outcomes for member in outcome.members if member.disposition == KEPT]
-        metrics = self._stepper.execute(rows_of(kept), step=plan.step, seed=plan.seed)
+        try:
+            if meanwhile is None:
+                metrics = self._crew.execute(plan, outcomes)
+            else:
+                metrics = beside(lambda: self._crew.execute(plan, outcomes, self._leave_in_time), meanwhile)
+        except _Left:
+            _LOG.warning(
+                "told to stop: the step is left, and its plan is executed again at the next start", step=plan.step
+            )
+            return None
         self.version = plan.step + 1
-        plain = dataclasses.asdict(metrics)
-        figures = plain.pop("figures")
-        return {name: float(value) for name, value in {**plain, **figures}.items() if isinstance(value, numbers.Real)}
+        return plain(metrics)
+
+    def _leave_in_time(self) -> None:
+        """Between micro-batches. Several ranks finish a step in any case: they could not all leave at one place."""
+        if not self._stop.requested or self._ranks.size > 1:
+            return
+        self._stop_seen_s = self._stop_seen_s or time.monotonic()
+        if time.monotonic() - self._stop_seen_s > STOP_GRACE_S:
+            raise _Left
+
+    def rest(self) -> None:
+        """There is no step to take now; other ranks are told so now and then, or they would take this one for lost."""
+        if self._ranks.size > 1 and time.monotonic() - self._rested_s > REST_S:
+            self._crew.rest()
+            self._rested_s = time.monotonic()
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a step's figures to the trackers."""
+        self._health.log(step, metrics)
+
+    def close(self) -> None:
+        """Let the trackers write out what they hold, and the bucket get the newest checkpoint."""
+        self._health.close()
+        if self._uploads is not None:
+            self._uploads.close()
+            self._uploads = None
 
     @property
     def digest(self) -> str:
         """SHA-256 over the weights."""
-        return weights_digest(self._stepper.model)
+        return tensors_digest(self._crew.weights())
 
     def files(self) -> dict[str, bytes | Path]:
         """The weights as the files of a version."""
-        return {**weights_bytes(self._stepper.model)}
+        return {**weights_bytes(self._crew.model, tensors=self._crew.weights() if self._table.shard else None)}
 
     def first_files(self) -> dict[str, bytes | Path]:
         """Version 0: the weights as they are trained, with the model's configuration, tokenizer and chat template."""
@@ -127,7 +187,7 @@ class Learner:
 
     def checkpoint_now(self, samples: Mapping[int, SamplesPosition], ledger: Ledger) -> None:
         """Save what is not saved yet."""
-        if 0 < self.version != self._saved:
+        if 0 < self.version != self._saved and self._crew.clean:
             self._save(self._meta(*ledger.plans[self.version - 1], samples))
 
     def _meta(self, offset: int, plan: Plan | None, samples: Mapping[int, SamplesPosition]) -> Meta:
@@ -145,12 +205,22 @@ class Learner:
 
     def _save(self, meta: Meta) -> None:
         try:
-            checkpoint.save(self._root, meta, self._stepper.tensors(), keep=self._table.checkpoints_kept)
+            folder = checkpoint.save(self._root, meta, self._crew.tensors(), keep=self._table.checkpoints_kept)
             self._saved = meta.version
+            if self._table.checkpoint_upload:
+                self._uploads = self._uploads or Uploads(self._store, self._prefix, self._table.checkpoints_kept)
+                self._uploads.put(folder)
         except OSError as error:
             if meta.version == 0:
                 raise SettingError(f"the first checkpoint cannot be written under {self._root}: {error}") from error
             _LOG.error("checkpoint not written; the one before stays", version=meta.version, error=str(error))
+
+
+def plain(metrics: StepMetrics) -> dict[str, float]:
+    """The figures of a step by name, as its result carries them."""
+    fields = dataclasses.asdict(metrics)
+    figures = fields.pop("figures")
+    return {name: float(value) for name, value in {**fields, **figures}.items() if isinstance(value, numbers.Real)}
 
 
 def _instead(ledger: Ledger, meta: Meta) -> str:

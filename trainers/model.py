@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import transformers
@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from schemas.errors import SettingError, WeightsError
 from trainers.batching import MicroBatch
+from trainers.entropy import entropies
+from trainers.shards import local_pointer, placed_like
 
 Policy: TypeAlias = torch.nn.Module
 """A causal language model of transformers: called with `input_ids`, it gives `.logits`."""
@@ -65,8 +67,38 @@ def load_policy(folder: Path, *, dtype: str = "float32") -> Policy:
     return loaded
 
 
+def checkpoint_gradients(model: Policy) -> None:
+    """Let layers forget their activations and compute them again in the backward pass; changes no number.
+
+    transformers does so only while a model is in training mode, so every dropout is set to 0 first.
+    """
+    module: Any
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    enable: Any = model
+    enable.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+
+
+class Outputs(NamedTuple):
+    """What a model says about each row's tokens, float32, [B, T]; 0 before position `batch.first`."""
+
+    logprobs_BT: Tensor
+    """At each row's own temperature."""
+    entropies_BT: Tensor | None = None
+    values_BT: Tensor | None = None
+
+
 def token_logprobs(model: Policy, batch: MicroBatch) -> Tensor:
-    """Log-probs [B, T], float32, of each row's tokens at its own temperature; 0 before position `batch.first`.
+    """Log-probs [B, T] of each row's tokens, see `token_outputs`."""
+    return token_outputs(model, batch).logprobs_BT
+
+
+def token_outputs(model: Policy, batch: MicroBatch, *, entropy: bool = False) -> Outputs:
+    """Log-probs of each row's tokens at its own temperature; with them entropies, and values of a model with a head.
 
     Outputs are computed from `batch.first` on only: prompts are most of the tokens and the vocabulary is the largest
     dimension. No attention mask is given, since rows are padded on the right (see `trainers.batching`).
@@ -76,13 +108,24 @@ def token_logprobs(model: Policy, batch: MicroBatch) -> Tensor:
     size, width = tokens_BT.shape
     num_needed = width - batch.first
     if num_needed == 0:
-        return torch.zeros(size, width, device=device)
-    logits_BKV = model(input_ids=tokens_BT[:, :-1], use_cache=False, logits_to_keep=num_needed).logits.float()
+        return Outputs(torch.zeros(size, width, device=device))
+    found = model(input_ids=tokens_BT[:, :-1], use_cache=False, logits_to_keep=num_needed)
+    logits_BKV = found.logits.float()
     if (batch.temperature_B != 1.0).any():
         logits_BKV = logits_BKV / torch.from_numpy(batch.temperature_B).to(device)[:, None, None]
     chosen_BK = logits_BKV.gather(-1, tokens_BT[:, batch.first :, None]).squeeze(-1) - logits_BKV.logsumexp(-1)
-    logprobs_BT: Tensor = torch.nn.functional.pad(chosen_BK, (batch.first, 0))
-    return logprobs_BT
+    values_BK = getattr(found, "state_values", None)
+    return Outputs(
+        _from_first(chosen_BK, batch),
+        _from_first(entropies(logits_BKV), batch) if entropy else None,
+        None if values_BK is None else _from_first(values_BK, batch),
+    )
+
+
+def _from_first(numbers_BK: Tensor, batch: MicroBatch) -> Tensor:
+    """K numbers per row at their positions: B x T."""
+    numbers_BT: Tensor = torch.nn.functional.pad(numbers_BK, (batch.first, 0))
+    return numbers_BT
 
 
 def model_tensors(model: Policy) -> dict[str, Tensor]:
@@ -90,7 +133,7 @@ def model_tensors(model: Policy) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, tensor in model.state_dict().items():
-        key = (tensor.data_ptr(), tuple(tensor.shape))
+        key = (local_pointer(tensor), tuple(tensor.shape))
         if key not in seen or tensor.numel() == 0:
             seen.add(key)
             found[name] = tensor.detach()
@@ -113,16 +156,20 @@ def restore_model(model: Policy, tensors: Mapping[str, Tensor]) -> None:
                 f"tensor {name!r} is {given.dtype} {list(given.shape)} in the checkpoint and {tensor.dtype} "
                 f"{list(tensor.shape)} in the model; use the model folder and the dtype that the run began with"
             )
-        tensor.copy_(given)
+        tensor.copy_(placed_like(given, tensor))
 
 
-def weights_bytes(model: Policy, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> dict[str, bytes]:
+def weights_bytes(
+    model: Policy, *, tensors: Mapping[str, Tensor] | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> dict[str, bytes]:
     """The weights as files by name, as `save_pretrained` writes them: safetensors, tied heads left out, sharded when
     larger than `max_shard_bytes` (then with an index). Configuration and tokenizer files are not among them.
+
+    tensors: in place of the model's own, which may lie in shards.
     """
     saved: Any = model
     with tempfile.TemporaryDirectory(prefix="offsetrl-weights-") as folder, quiet():
-        saved.save_pretrained(folder, max_shard_size=max_shard_bytes)
+        saved.save_pretrained(folder, state_dict=tensors and dict(tensors), max_shard_size=max_shard_bytes)
         return {
             path.name: path.read_bytes()
             for path in sorted(Path(folder).iterdir())
@@ -131,9 +178,14 @@ def weights_bytes(model: Policy, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> d
 
 
 def weights_digest(model: Policy) -> str:
+    """The digest of a model's weights, see `tensors_digest`."""
+    return tensors_digest(model_tensors(model))
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over name, dtype, shape and bytes of every tensor, in the order of their names; independent of files."""
     found = hashlib.sha256()
-    for name, tensor in sorted(model_tensors(model).items()):
+    for name, tensor in sorted(tensors.items()):
         found.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
         found.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data if tensor.dim() else _scalar(tensor))
     return found.hexdigest()

@@ -49,7 +49,7 @@ def create(
     """
     kv_heads = heads if kv_heads is None else kv_heads
     intermediate = 2 * hidden if intermediate is None else intermediate
-    _check_folder(folder)
+    check_folder(folder)
     _check_alphabet(alphabet)
     _check_sizes(layers, hidden, heads, kv_heads, max_positions)
     tokenizer = _tokenizer(alphabet, max_positions)
@@ -116,7 +116,8 @@ def _byte_pairs(alphabet: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
     return vocabulary, list(merges)
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Raise SettingError unless a model may be written there: the folder is empty or does not exist yet."""
     if folder.is_dir() and any(folder.iterdir()):
         raise SettingError(f"{folder} is not empty, and a model never overwrites files: name a new folder or empty it")
     if folder.exists() and not folder.is_dir():

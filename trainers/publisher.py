@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
@@ -12,9 +12,11 @@ from infra.weights import announce
 from infra.weights.fetch import load_manifest
 from infra.weights.manifest import Manifest
 from infra.weights.publish import publish
+from schemas.errors import StoreError
 from schemas.records import Claim
 
 _SEND_S = 30.0
+_BACKOFF_S = (0.5, 10.0)
 _LOG = structlog.get_logger("offsetrl.publish")
 
 
@@ -49,3 +51,25 @@ class Publisher:
         )
         self._parent, self.head = published.manifest, version
         _LOG.info("published", version=version, uploaded_bytes=published.uploaded_bytes)
+
+    def publish_patiently(
+        self,
+        files: Mapping[str, bytes | Path],
+        *,
+        version: int,
+        step: int,
+        plan_offset: int,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """As `publish`, again and again while the store is away, with `meanwhile` between. Raises StoreError at a stop."""
+        failures = 0
+        while True:
+            try:
+                return self.publish(files, version=version, step=step, plan_offset=plan_offset)
+            except StoreError as error:  # what is stored already is not sent again
+                if not failures:
+                    _LOG.warning("the store is away; publishing again", version=version, error=str(error))
+                failures += 1
+                if self._daemon.stop.wait(min(_BACKOFF_S[0] * 2.0 ** min(failures, 10), _BACKOFF_S[1])):
+                    raise
+                meanwhile()

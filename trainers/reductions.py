@@ -7,6 +7,7 @@ it was cut up. The loss of a step is the sum over all its micro-batches of sum(c
 |---|---|---|
 | token-mean | sum m x / N | DAPO, arXiv 2503.14476 |
 | seq-mean-token-mean | (1/n) sum_i (sum_t m x / L_i) | GRPO, arXiv 2402.03300 |
+| seq-mean-token-sum | (1/n) sum_i sum_t m x | the episode's return, with no length in it |
 | seq-mean-token-sum-norm | (1/n) sum_i (sum_t m x / H) | Dr. GRPO, arXiv 2503.20783 |
 
 m = mask, L_i = trainable tokens of row i, N = those of the step, n = rows of the step with L_i > 0, H = a constant.
@@ -20,9 +21,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from trainers.checks import check_positive
+
 REDUCTIONS: Mapping[str, str] = {
     "token-mean": "trainers.reductions:token_mean",
     "seq-mean-token-mean": "trainers.reductions:seq_mean_token_mean",
+    "seq-mean-token-sum": "trainers.reductions:seq_mean_token_sum",
     "seq-mean-token-sum-norm": "trainers.reductions:seq_mean_token_sum_norm",
 }
 
@@ -62,6 +66,16 @@ def seq_mean_token_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
     return mask_BT.float() / (lengths_B1 * max(totals.sequences, 1))
 
 
+def seq_mean_token_sum(mask_BT: Tensor, totals: Totals) -> Tensor:
+    """m / n: a long answer weighs in proportion to its length, and a step's size grows with the lengths.
+
+    >>> import torch
+    >>> seq_mean_token_sum(torch.tensor([[True, True, False]]), Totals(3, 2)).tolist()
+    [[0.5, 0.5, 0.0]]
+    """
+    return mask_BT.float() / max(totals.sequences, 1)
+
+
 def seq_mean_token_sum_norm(mask_BT: Tensor, totals: Totals, *, horizon: int) -> Tensor:
     """m / (n H): lengths do not matter, and H is a constant of yours (not the padded width, which would let padding in).
 
@@ -69,4 +83,5 @@ def seq_mean_token_sum_norm(mask_BT: Tensor, totals: Totals, *, horizon: int) ->
     >>> seq_mean_token_sum_norm(torch.tensor([[True, True, False]]), Totals(3, 2), horizon=4).tolist()
     [[0.125, 0.125, 0.0]]
     """
+    check_positive("seq-mean-token-sum-norm", "horizon", horizon)
     return mask_BT.float() / (horizon * max(totals.sequences, 1))

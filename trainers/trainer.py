@@ -10,44 +10,69 @@ Of several trainers of a policy the newest claim wins; the others end with exit 
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import structlog
 
+from infra.config import config_digest
 from infra.daemon import Daemon
 from infra.heartbeat import Heart
-from infra.log import Envelope, Place, Reader
-from infra.ownership import Ownership, catch_up, read_record, start_positions
 from infra.weights import announce
-from schemas.codec import encode
-from schemas.errors import BrokerError, DeadlineExceeded, SendFailed, StoreError, Superseded
-from schemas.names import topic
-from schemas.records import Claim, Outcome, Plan, Result, State
+from schemas.records import Plan, Result, State
 from schemas.rules.ledger import Ledger
 from schemas.rules.planning import Chosen, choose, set_aside
 from schemas.seeds import derive_seed
-from trainers.backlog import Backlog, SamplesPosition
+from trainers.backlog import Backlog
+from trainers.demonstrations import takes_demonstrations
+from trainers.launch import others, place_of
+from trainers.own_ledger import OwnLedger
 from trainers.publisher import Publisher
+from trainers.samples_reader import SamplesReader
+from trainers.spent import Spent
+from trainers.turns import Turns
+from trainers.waiting import Patience, starved_line
 
 if TYPE_CHECKING:
     from trainers.learner import Learner
 
 _SEND_S = 30.0
-_CATCH_UP_S = 300.0
-_WATCH_S = 1.0
-_BACKOFF_S = (0.5, 10.0)
-_DISTURBED = (BrokerError, StoreError, SendFailed, DeadlineExceeded)
 _LOG = structlog.get_logger("offsetrl.train")
 
 
 def run(daemon: Daemon) -> int:
+    """One rank of a trainer: rank 0 leads; the others do what it does until it says that they may end."""
+    table = daemon.table.train
+    place = place_of(table, os.environ)
+    if place.size == 1:
+        return lead(daemon)
+    if place.rank:
+        return follow(daemon)
+    from trainers.ranks import dismissing
+
+    with others(table) as started, dismissing():
+        return lead(daemon, started.check)
+
+
+def follow(daemon: Daemon) -> int:
+    """Another rank than 0; it neither reads nor writes the log."""
+    from trainers import crew
+    from trainers.ranks import join
+
+    digest, ranks = config_digest(daemon.settings, daemon.policy), join(daemon.table.train.rank_timeout_s)
+    crew.follow(daemon.table.train, daemon.table.model, digest, ranks, crew.reference_folder(daemon))
+    return 0
+
+
+def lead(daemon: Daemon, check_others: Callable[[], None] = lambda: None) -> int:
     """Train until told to stop; a disturbed log or store means a new claim and the newest checkpoint."""
     heart = Heart(daemon, "train")
-    training = Training(daemon, heart)
+    training = Turns(lambda: Trainer(daemon, heart), heart)
     try:
         while not daemon.stop.requested:
+            check_others()
             daemon.stop.wait(training.turn())
         training.end()
     finally:
@@ -63,146 +88,79 @@ def make_learner(daemon: Daemon) -> Learner:
     return Learner(daemon)
 
 
-class Training:
-    """Turns that survive a log or a store that is away: after any error a new claim, and the newest checkpoint."""
-
-    def __init__(self, daemon: Daemon, heart: Heart) -> None:
-        self._daemon, self._heart = daemon, heart
-        self._trainer: Trainer | None = None
-        self._failures = 0
-
-    def turn(self) -> float:
-        """One turn; how long to rest before the next one, in seconds. Raises Superseded."""
-        try:
-            if self._trainer is None:
-                self._heart.beat(State.STARTING)
-                self._trainer = Trainer(self._daemon, self._heart)
-                self._trainer.take_over()
-            self._trainer.turn()
-        except _DISTURBED as error:
-            self.close()
-            if not self._failures:
-                _LOG.warning("disturbed; going back to the newest checkpoint", error=str(error))
-            self._failures += 1
-            return min(_BACKOFF_S[0] * 2.0 ** min(self._failures - 1, 10), _BACKOFF_S[1])
-        if self._failures:
-            _LOG.info("training again", failures=self._failures)
-        self._failures = 0
-        return 0.0
-
-    def end(self) -> None:
-        """Set aside what is left and save. A failure is harmless: the next trainer does it, from the log."""
-        try:
-            if self._trainer is not None:
-                self._trainer.end()
-        except _DISTURBED as error:
-            _LOG.warning("the end was disturbed; the next trainer goes on from the log", error=str(error))
-
-    def close(self) -> None:
-        """Let go of the connections."""
-        if self._trainer is not None:
-            self._trainer.close()
-        self._trainer = None
-
-
 class Trainer:
     """One claim's worth of training."""
 
     def __init__(self, daemon: Daemon, heart: Heart) -> None:
         self._daemon, self._heart, self._table = daemon, heart, daemon.table.train
         self._run_name, self._policy = daemon.settings.run.name, daemon.policy
-        self._steps_topic = topic(self._run_name, self._policy, "steps")
-        self._samples_topic = topic(self._run_name, self._policy, "samples")
-        self._steps = Place(self._steps_topic, 0)
-        self.ledger = Ledger()
-        self._ownership = Ownership("train", self._run_name, self._policy, [self._steps])
         self._learner = make_learner(daemon)
         self._publisher: Publisher | None = None
-        self._backlog = Backlog(self._run_name, self._policy, {})
         self._idle_s, self._starved_at = 0.0, time.monotonic()
         self._metrics: dict[str, float] = {}
-        self._watched_at = 0.0
-        self._mine: tuple[int, bool] = (-1, False)
-        """Offset of the record written last on steps, and whether it counts there."""
-        self._writer = daemon.log.writer()
-        self._samples: Reader | None = None
-        try:
-            self._reader = daemon.log.reader(start_positions(daemon.log, [self._steps_topic]))
-        except BrokerError:
-            self._writer.close()
-            raise
+        self._spent, self._patience, self._set_aside = Spent(lambda: time.monotonic()), Patience(), 0
+        self._samples = SamplesReader(daemon, self._is_trained)
+        self._steps = OwnLedger(daemon)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What counts on `steps`, as far as it was read."""
+        return self._steps.ledger
+
+    @property
+    def _backlog(self) -> Backlog:
+        return self._samples.backlog
 
     def turn(self) -> None:
         """Read, plan, execute."""
-        self._read_samples(0.05)
-        self._watch()
+        self._samples.read(0.05)
+        self._steps.watch()
+        self._learner.rest()
         chosen = self._choose()
         if chosen.samples or chosen.drops:
             self._plan(chosen)
             self._execute_planned()
         self._beat(State.SERVING)
+        if self._patience.is_over(self._idle_s) and not self._ended:
+            _LOG.info(self._waits_for())
+
+    def _waits_for(self) -> str:
+        return starved_line(
+            self._idle_s,
+            waiting=len(self._backlog.waiting()),
+            batch_groups=self._table.batch_groups,
+            max_staleness=self._table.max_staleness,
+            set_aside=self._set_aside,
+            planned=self.ledger.steps_planned,
+            published=self._publisher.head if self._publisher else -1,
+        )
 
     def close(self) -> None:
         """Let go of the connections."""
-        for part in (self._reader, self._samples, self._writer):
-            if part is not None:
-                part.close()
-
-    # Taking over ---------------------------------------------------------------------------------------------------
+        self._samples.close()
+        self._steps.close()
+        self._learner.close()
 
     def take_over(self) -> None:
         """Load, claim, read the heads, and execute again what is planned beyond the checkpoint. Raises Superseded."""
-        log = self._daemon.log
-        catch_up(log, self._reader, [self._steps], self._handle_step, _CATCH_UP_S)
-        positions = self._learner.load(self.ledger, first=not self._ownership.claimed_before)
-        claim = self._ownership.claim(log, self._reader, self._handle_step, _CATCH_UP_S)
-        heads = announce.take_over(log, claim, timeout_s=_SEND_S)
+        self._steps.catch_up()
+        positions = self._learner.load(self.ledger, first=not self._steps.ownership.claimed_before)
+        claim = self._steps.claim()
+        heads = announce.take_over(self._daemon.log, claim, timeout_s=_SEND_S)
         self._publisher = Publisher(self._daemon, claim, heads)
         if self._publisher.head < 0:
             self._publisher.publish(self._learner.first_files(), version=0, step=0, plan_offset=-1)
         elif 0 < self._learner.version > self._publisher.head:
             self._publish(*self.ledger.plans[self._learner.version - 1])  # saved by a trainer that could not publish it
-        self._open_samples(positions)
+        self._samples.open(positions)
         _LOG.info("claimed", epoch=claim.epoch, checkpoint=self._learner.version, planned=self.ledger.steps_planned,
                   announced=self._publisher.head)  # fmt: skip
         self._execute_planned()
 
-    def _open_samples(self, positions: Mapping[int, SamplesPosition]) -> None:
-        bounds = self._daemon.log.bounds(self._samples_topic)
-        known = {p: positions.get(p, SamplesPosition(b.start, -1)) for p, b in bounds.items()}
-        self._backlog = Backlog(self._run_name, self._policy, known)
-        self._samples = self._daemon.log.reader({Place(self._samples_topic, p): at.offset for p, at in known.items()})
-
-    # Reading -------------------------------------------------------------------------------------------------------
-
-    def _handle_step(self, envelope: Envelope) -> None:
-        record = read_record(envelope)
-        counts = self.ledger.take(envelope.offset, record)
-        if envelope.offset == self._mine[0]:
-            self._mine = (envelope.offset, counts)
-        if isinstance(record, Claim):
-            self._ownership.saw(envelope, record)
-
-    def _read_samples(self, timeout_s: float) -> int:
-        assert self._samples is not None
-        envelopes = self._samples.poll(timeout_s)  # a gap ends the process: a plan may name what is gone
-        for envelope in envelopes:
-            record = read_record(envelope)
-            if not isinstance(record, Outcome):
-                self._backlog.skip(envelope.partition, envelope.offset)
-                continue
-            self._backlog.take(envelope.partition, envelope.offset, envelope.time_ms, record)
-            key = (envelope.partition, record.closing_offset)
-            if self.ledger.named(*key) and key not in self._unexecuted():
-                self._backlog.done([key])
-        return len(envelopes)
-
-    def _watch(self) -> None:
-        """Look for a newer trainer's claim about once a second, also while there is nothing to plan."""
-        if time.monotonic() - self._watched_at > _WATCH_S:
-            self._watched_at = time.monotonic()
-            for envelope in self._reader.poll(0.0):
-                self._handle_step(envelope)
+    def _is_trained(self, partition: int, closing_offset: int) -> bool:
+        """Whether a plan names it, and the weights have been through that plan (or it was set aside there)."""
+        key = (partition, closing_offset)
+        return self.ledger.named(*key) and key not in self._unexecuted()
 
     def _unexecuted(self) -> set[tuple[int, int]]:
         """(partition, closing offset) of samples in plans that the weights have not been through."""
@@ -226,17 +184,18 @@ class Trainer:
             max_staleness=self._table.max_staleness,
             window=self._table.window_groups or 2 * self._table.batch_groups,
             in_lineage=self.ledger.lineage.holds,
+            takes_given=takes_demonstrations(self._table),
         )
 
     def _plan(self, chosen: Chosen) -> None:
         """Append the plan and read the ledger up to it: only what counts there is executed."""
         step = self.ledger.steps_planned
-        self._append(
+        self._steps.append(
             Plan(
                 run=self._run_name,
                 policy=self._policy,
-                epoch=self._ownership.epoch,
-                nonce=self._ownership.nonce,
+                epoch=self._steps.ownership.epoch,
+                nonce=self._steps.ownership.nonce,
                 step=step,
                 samples=chosen.samples,
                 drops=chosen.drops,
@@ -246,19 +205,9 @@ class Trainer:
             )
         )
         self._backlog.done((d.partition, d.closing_offset) for d in chosen.drops)
+        self._set_aside += len(chosen.drops)
         for reason in {d.reason for d in chosen.drops}:
             _LOG.info("set aside", reason=reason, groups=sum(d.reason == reason for d in chosen.drops), step=step)
-
-    def _append(self, record: Plan | Result) -> None:
-        """Append a record and read the ledger up to it. Raises Superseded when it does not count there."""
-        ack = self._writer.send(self._steps_topic, 0, encode(record)).result(_SEND_S)
-        self._mine = (ack.offset, False)  # others' void records may stand before it: only this one is asked about
-        catch_up(self._daemon.log, self._reader, [self._steps], self._handle_step, _SEND_S)
-        if self._mine != (ack.offset, True):
-            raise Superseded(
-                f"{type(record).__name__} of step {record.step} at offset {ack.offset} of {self._steps_topic} does not "
-                f"count: epoch {record.epoch} no longer owns it; this trainer ends"
-            )
 
     # Executing -----------------------------------------------------------------------------------------------------
 
@@ -266,30 +215,38 @@ class Trainer:
         """Execute every effective plan beyond the weights, in order."""
         while self._learner.version < self.ledger.steps_planned:
             offset, plan = self.ledger.plans[self._learner.version]
-            outcomes = self._gather(plan)
+            with self._spent.on("gather"):
+                outcomes = self._samples.gather(plan)
             if plan.config_digest != self._learner.config_digest:
                 _LOG.warning("this plan was made under other settings; its step may differ", step=plan.step)
             started = time.monotonic()
-            metrics = self._learner.execute(plan, outcomes)
+            with self._spent.on("step"):
+                metrics = self._learner.execute(plan, outcomes, self._meanwhile)
+            if metrics is None:
+                return
             metrics |= {"step_s": time.monotonic() - started, "idle_s": self._idle_s, "max_age": float(plan.max_age)}
-            self._record(plan, metrics)
-            self._backlog.done((a.partition, a.closing_offset) for a in plan.samples)
-            last = self._is_last(self._learner.version)
-            self._publish(offset, plan)
-            self._learner.checkpoint(offset, plan, self._backlog.positions(), force=last)
-            self._metrics, self._idle_s, self._starved_at = metrics, 0.0, time.monotonic()
+            self._finish(offset, plan, metrics)
 
-    def _gather(self, plan: Plan) -> list[Outcome]:
-        """The outcomes of a plan, in its order; a plan of an earlier owner may name some that are not read yet."""
-        deadline = time.monotonic() + _CATCH_UP_S
-        while missing := [a for a in plan.samples if self._backlog.get(a) is None]:
-            if time.monotonic() > deadline or self._daemon.stop.requested:
-                raise DeadlineExceeded(
-                    f"plan of step {plan.step} names {len(missing)} outcomes that were not found in time (limit {_CATCH_UP_S:g} s), "
-                    f"the first at {self._samples_topic}[{missing[0].partition}] offset {missing[0].offset}"
-                )
-            self._read_samples(0.2)
-        return [outcome for a in plan.samples if (outcome := self._backlog.get(a)) is not None]
+    def _finish(self, offset: int, plan: Plan, metrics: dict[str, float]) -> None:
+        """Result, publication and checkpoint of a step that was taken."""
+        with self._spent.on("record"):
+            self._record(plan, metrics)
+        self._backlog.done((a.partition, a.closing_offset) for a in plan.samples)
+        with self._spent.on("publish"):
+            self._publish(offset, plan)
+        with self._spent.on("checkpoint"):
+            last = self._is_last(self._learner.version)
+            self._learner.checkpoint(offset, plan, self._backlog.positions(), force=last)
+        metrics |= self._spent.shares() | {"set_aside": float(self._set_aside)}
+        self._learner.report(plan.step, metrics)
+        self._metrics, self._idle_s, self._starved_at = metrics, 0.0, time.monotonic()
+        self._patience, self._set_aside = Patience(), 0
+
+    def _meanwhile(self) -> None:
+        """While a step runs: read what comes next, look for a newer trainer, say that this one is alive."""
+        self._samples.read(0.0)
+        self._steps.watch()
+        self._beat(State.SERVING)
 
     def _record(self, plan: Plan, metrics: Mapping[str, float]) -> None:
         digest = self._learner.digest
@@ -298,12 +255,12 @@ class Trainer:
             if before != digest:
                 _LOG.warning("executed again with another result", step=plan.step, before=before, now=digest)
             return
-        self._append(
+        self._steps.append(
             Result(
                 run=self._run_name,
                 policy=self._policy,
-                epoch=self._ownership.epoch,
-                nonce=self._ownership.nonce,
+                epoch=self._steps.ownership.epoch,
+                nonce=self._steps.ownership.nonce,
                 step=plan.step,
                 version=plan.step + 1,
                 digest=digest,
@@ -320,31 +277,21 @@ class Trainer:
         assert self._publisher is not None and version == self._learner.version
         if version <= self._publisher.head or not (self._is_last(version) or version % self._table.publish_every == 0):
             return
-        files, failures = self._learner.files(), 0
-        while True:
-            try:
-                self._publisher.publish(files, version=version, step=plan.step, plan_offset=offset)
-                return
-            except StoreError as error:  # what is stored already is not sent again
-                if not failures:
-                    _LOG.warning("the store is away; publishing again", version=version, error=str(error))
-                failures += 1
-                if self._daemon.stop.wait(min(_BACKOFF_S[0] * 2.0 ** min(failures, 10), _BACKOFF_S[1])):
-                    raise
-                self._watch()
-                self._beat(State.SERVING)
+        self._publisher.publish_patiently(
+            self._learner.files(), version=version, step=plan.step, plan_offset=offset, meanwhile=self._store_is_away
+        )
+
+    def _store_is_away(self) -> None:
+        self._steps.watch()
+        self._learner.rest()
+        self._beat(State.SERVING)
 
     # Ending --------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
         """A run whose steps are all done sets aside what is left; in any case the weights are checkpointed."""
-        if self._ended and self._samples is not None:
-            bounds = self._daemon.log.bounds(self._samples_topic)
-            deadline = time.monotonic() + _SEND_S
-            while any(self._samples.position(Place(self._samples_topic, p)) < b.end for p, b in bounds.items()):
-                if time.monotonic() > deadline:
-                    raise DeadlineExceeded(f"reading {self._samples_topic} to its end took longer than {_SEND_S:g} s")
-                self._read_samples(0.1)
+        if self._ended and self._samples.is_open:
+            self._samples.read_to_the_end()
             chosen = self._choose()
             if chosen.drops:
                 self._plan(chosen)
@@ -357,7 +304,7 @@ class Trainer:
         self._idle_s = now - self._starved_at
         self._heart.beat(
             state=state,
-            epoch=self._ownership.epoch,
+            epoch=self._steps.ownership.epoch,
             version=self._learner.version,
             metrics=self._metrics
             | {

@@ -13,4 +13,5 @@ What needs a whole batch (whitening, for one) is the trainer's.
 | opo | R - mean weighted by length | 0 | 0 |
 | maxrl | (R - mean) / (mean + eps) | 0 | 0 |
 | gdpo | sum over parts k of c_k (R_k - mean_k) / (std_k + eps) | 0 | 0 where every part is equal |
+| reward | R | R | R |
 """

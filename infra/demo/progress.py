@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from schemas.records import Announcement, Heartbeat, Record, Result, State
 from schemas.rules.ledger import Ledger
 
-ROLES = ("dispatch", "rollout", "process", "train")
+ROLES = ("dispatch", "rollout", "process", "train", "eval")
 
 
 @dataclass(slots=True)

@@ -138,6 +138,8 @@ def _detail(role: str, metrics: Mapping[str, float], running: int) -> str:
         return f"{running} groups running, {metrics.get('backlog_groups', 0):.0f} kept and not planned"
     if role == "rollout":
         return f"{running} episodes running, {metrics.get('waiting_requests', 0):.0f} wait"
+    if role == "eval":
+        return f"{metrics.get('evaluations', 0):.0f} versions measured"
     if role == "process":
         return f"lag {metrics.get('lag', 0):.0f}"
     return f"{metrics.get('waiting_groups', 0):.0f} groups wait, a batch is {metrics.get('wanted_groups', 0):.0f}"

@@ -22,20 +22,23 @@ from safetensors import SafetensorError, safe_open
 
 from infra.settings import RolloutTable
 from producers.engine import Generation, GenerationRequest
-from producers.engines import check_length, check_request, check_tensors, model_config, tensor_shapes
+from producers.engine_parts.answer import Answer
+from producers.engine_parts.sampling import draw, processed_logprobs
+from producers.engine_parts.stepped import SteppedEngine
+from producers.engine_parts.swap import Swap, swap_mode
+from producers.engines import check_length, check_tensors, model_config, tensor_shapes
 from producers.tokenizer import eos_ids
 from schemas.errors import EngineError
-from schemas.records import Finish, Sampling, Version, VersionRun
-from schemas.seeds import derive_seed
+from schemas.records import Finish, Version
 
 
 def make(
-    folder: Path, version: Version, table: RolloutTable, *, device: str = "auto", recompute_kv: bool = False
+    folder: Path, version: Version, table: RolloutTable, *, device: str = "auto", swap: str = "keep"
 ) -> TransformersEngine:
     """Load a folder. `device` is `auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`.
 
-    With `recompute_kv`, running requests recompute their keys and values after a swap instead of keeping those of the
-    older weights.
+    `swap` says what running requests do when weights are swapped: `keep` keys and values of the older weights,
+    `recompute` them, or `finish` first.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,40 +51,17 @@ def make(
         max_running=table.concurrency,
         dtype=table.dtype,
         device=device,
-        recompute_kv=recompute_kv,
+        swap=swap_mode(swap),
     )
 
 
-@dataclass
+@dataclass(eq=False)
 class _Row:
-    """One running request."""
+    """One request."""
 
     request: GenerationRequest
     max_tokens: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    runs: list[VersionRun] = field(default_factory=list)
-    finish: Finish | None = None
-    old_kv: bool = False
-
-    def add(self, token: int, logprob: float, version: Version) -> None:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if self.runs and self.runs[-1][:2] == version:
-            self.runs[-1] = self.runs[-1]._replace(count=self.runs[-1].count + 1)
-        else:
-            self.runs.append(VersionRun(*version, 1))
-
-    def generation(self) -> Generation:
-        assert self.finish is not None
-        return Generation(
-            id=self.request.id,
-            tokens=tuple(self.tokens),
-            logprobs=tuple(self.logprobs),
-            versions=tuple(self.runs),
-            finish=self.finish,
-            old_kv=self.old_kv,
-        )
+    answer: Answer = field(default_factory=Answer)
 
 
 @dataclass
@@ -101,7 +81,7 @@ class _Cohort:
             self.mask_BL = self.mask_BL[indices]
 
 
-class TransformersEngine:
+class TransformersEngine(SteppedEngine):
     """A causal language model, decoded in cohorts."""
 
     def __init__(
@@ -113,131 +93,82 @@ class TransformersEngine:
         max_running: int,
         dtype: str,
         device: str,
-        recompute_kv: bool,
+        swap: Swap,
     ) -> None:
         config = model_config(folder)
         check_length(config, max_model_len)
+        vocab_size = int(config["vocab_size"])
+        super().__init__(
+            version, max_model_len=max_model_len, max_running=max_running, vocab_size=vocab_size, swap=swap
+        )
         self._tensors = tensor_shapes(folder)
         self._model = _load_model(folder, dtype).to(device).eval()
         accepted = inspect.signature(self._model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._takes_positions = "position_ids" in accepted
-        self._vocab_size, self._stop_ids = int(config["vocab_size"]), frozenset(eos_ids(folder))
-        self._max_model_len, self._max_running = max_model_len, max_running
-        self._device, self._recompute_kv = device, recompute_kv
-        self._version = version
-        self._waiting: dict[str, GenerationRequest] = {}
+        self._stop_ids = frozenset(eos_ids(folder))
+        self._device = device
+        self._rows: dict[str, _Row] = {}
         self._cohorts: list[_Cohort] = []
-        self._usable = True
 
-    @property
-    def version(self) -> Version:
-        """The weights that the next step samples from."""
-        return self._version
+    def _begin(self, requests: Sequence[GenerationRequest]) -> None:
+        rows = {request.id: _Row(request, self._limit(request)) for request in requests}
+        self._rows.update(rows)
+        self._cohorts.append(_Cohort(list(rows.values())))
 
-    @property
-    def num_running(self) -> int:
-        """Requests submitted and not yet returned."""
-        return len(self._waiting) + self._num_started
-
-    @property
-    def _num_started(self) -> int:
-        return sum(len(cohort.rows) for cohort in self._cohorts)
-
-    def submit(self, request: GenerationRequest) -> None:
-        """Add a request. Raises ValueError for a prompt that cannot be continued and for an id that is running."""
-        check_request(request, self._max_model_len, self._vocab_size)
-        started = (row.request.id for cohort in self._cohorts for row in cohort.rows)
-        if request.id in self._waiting or request.id in started:
-            raise ValueError(f"request {request.id!r} is running already; give each one an id of its own")
-        self._waiting[request.id] = request
-
-    def cancel(self, request_id: str) -> None:
-        """Forget a request; unknown ids do not matter."""
-        self._waiting.pop(request_id, None)
-        for cohort in self._cohorts:
-            kept = [index for index, row in enumerate(cohort.rows) if row.request.id != request_id]
-            if len(kept) < len(cohort.rows):
-                cohort.keep(kept)
-        self._cohorts = [cohort for cohort in self._cohorts if cohort.rows]
-
-    def step(self) -> list[Generation]:
-        """Advance all running requests by one token; returns those that finished. Raises EngineError."""
-        self._check_usable()
-        self._admit()
+    def _advance(self) -> list[Generation]:
         finished: list[Generation] = []
-        try:
-            with torch.inference_mode():
-                for cohort in self._cohorts:
-                    finished += self._advance(cohort)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            self._usable = False
-            raise EngineError(f"the model failed in a step: {error!r}; restart this worker") from error
+        with torch.inference_mode():
+            for cohort in self._cohorts:
+                finished += self._advance_cohort(cohort)
         self._cohorts = [cohort for cohort in self._cohorts if cohort.rows]
         return finished
 
-    def load(self, folder: Path, version: Version) -> None:
-        """Swap in the weights of a folder. Raises EngineError, after which the engine must not be used."""
-        self._check_usable()
-        self._usable = False  # half a copy cannot be undone
-        try:
-            check_tensors(folder, self._tensors)
-            _copy_weights(self._model, folder)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise EngineError(
-                f"weights {version} in {folder} could not be loaded: {error!r}; restart this worker"
-            ) from error
-        self._usable = True
-        self._version = version
-        for cohort in self._cohorts:
-            if self._recompute_kv:
-                cohort.cache = cohort.mask_BL = None
-            for row in cohort.rows:
-                row.old_kv = not self._recompute_kv
+    def _forget(self, request_id: str) -> None:
+        gone = self._rows.pop(request_id)
+        cohort = next(cohort for cohort in self._cohorts if gone in cohort.rows)
+        cohort.keep([index for index, row in enumerate(cohort.rows) if row is not gone])
+        self._cohorts = [cohort for cohort in self._cohorts if cohort.rows]
 
-    def close(self) -> None:
-        """Let go of the model."""
-        self._usable = False
-        self._cohorts, self._waiting = [], {}
+    def _so_far(self, request_id: str) -> Generation:
+        return self._rows[request_id].answer.generation(request_id, Finish.ABORT, request_id in self._old_kv)
+
+    def _load(self, folder: Path, version: Version) -> None:
+        check_tensors(folder, self._tensors)
+        _copy_weights(self._model, folder)
+        if self._swaps.mode is Swap.RECOMPUTE:
+            for cohort in self._cohorts:
+                cohort.cache = cohort.mask_BL = None
+
+    def _let_go(self) -> None:
+        self._rows, self._cohorts = {}, []
         del self._model
 
-    def _check_usable(self) -> None:
-        if not self._usable:
-            raise EngineError("this engine failed or was closed earlier and must not be used: restart this worker")
-
-    def _admit(self) -> None:
-        rows = []
-        for _ in range(min(len(self._waiting), self._max_running - self._num_started)):
-            request = self._waiting.pop(next(iter(self._waiting)))
-            rows.append(_Row(request, min(request.sampling.max_tokens, self._max_model_len - len(request.prompt))))
-        if rows:
-            self._cohorts.append(_Cohort(rows))
-
-    def _advance(self, cohort: _Cohort) -> list[Generation]:
+    def _advance_cohort(self, cohort: _Cohort) -> list[Generation]:
         """Give each row of a cohort one token; takes out and returns those that finished."""
         rows = cohort.rows
         logprobs_BV = processed_logprobs(self._forward(cohort).float(), [row.request.sampling for row in rows])
-        tokens_B = draw(logprobs_BV, [(row.request.seed, len(row.tokens)) for row in rows])
+        tokens_B = draw(logprobs_BV, [(row.request.seed, len(row.answer.tokens)) for row in rows])
         chosen = logprobs_BV.gather(-1, tokens_B[:, None]).squeeze(-1).tolist()
+        finished: list[Generation] = []
         for row, token, logprob in zip(rows, tokens_B.tolist(), chosen, strict=True):
-            row.add(token, logprob, self._version)
-            if token in self._stop_ids:
-                row.finish = Finish.STOP
-            elif len(row.tokens) >= row.max_tokens:
-                row.finish = Finish.LENGTH
-        finished = [row.generation() for row in rows if row.finish]
+            row.answer.add(token, logprob, self._version)
+            if token in self._stop_ids or len(row.answer.tokens) >= row.max_tokens:
+                finish = Finish.STOP if token in self._stop_ids else Finish.LENGTH
+                finished.append(row.answer.generation(row.request.id, finish, row.request.id in self._old_kv))
+                del self._rows[row.request.id]
         if finished:
-            cohort.keep([index for index, row in enumerate(rows) if not row.finish])
+            cohort.keep([index for index, row in enumerate(rows) if row.request.id in self._rows])
         return finished
 
     def _forward(self, cohort: _Cohort) -> torch.Tensor:
         """Logits [B, V] of each row's next token."""
         if cohort.cache is None or cohort.mask_BL is None:
-            ids, mask_BL = _left_padded([[*row.request.prompt, *row.tokens] for row in cohort.rows])
+            ids, mask_BL = _left_padded([[*row.request.prompt, *row.answer.tokens] for row in cohort.rows])
             cohort.mask_BL = mask_BL = mask_BL.to(self._device)
             positions = (mask_BL.cumsum(-1) - 1).clamp(min=0)
         else:
-            ids = torch.tensor([[row.tokens[-1]] for row in cohort.rows])
+            ids = torch.tensor([[row.answer.tokens[-1]] for row in cohort.rows])
             cohort.mask_BL = mask_BL = torch.nn.functional.pad(cohort.mask_BL, (0, 1), value=1)
             positions = mask_BL.sum(-1, keepdim=True) - 1
         output = self._model(
@@ -251,50 +182,6 @@ class TransformersEngine:
         cohort.cache = output.past_key_values
         logits: torch.Tensor = output.logits[:, -1]
         return logits
-
-
-def processed_logprobs(logits_BV: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Log-probs [B, V] of the distribution that is sampled from: temperature, then min-p, top-k and top-p.
-
-    >>> two = torch.tensor([[0.0, 2.0]])
-    >>> processed_logprobs(two, [Sampling(temperature=2.0)]).exp()
-    tensor([[0.2689, 0.7311]])
-    >>> processed_logprobs(two, [Sampling(top_k=1)]).exp()
-    tensor([[0., 1.]])
-    """
-    temperatures = torch.tensor([[sampling.temperature] for sampling in samplings], device=logits_BV.device)
-    logits_BV = logits_BV / temperatures
-    for row, sampling in enumerate(samplings):
-        if sampling.min_p > 0 or sampling.top_k > 0 or sampling.top_p < 1:
-            logits_BV[row] = _truncated(logits_BV[row], sampling)
-    return logits_BV.log_softmax(-1)
-
-
-def _truncated(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    lowest = float("-inf")
-    if sampling.min_p > 0:
-        probs_V = logits_V.softmax(-1)
-        logits_V = logits_V.masked_fill(probs_V < sampling.min_p * probs_V.max(), lowest)
-    if 0 < sampling.top_k < logits_V.numel():
-        logits_V = logits_V.masked_fill(logits_V < logits_V.topk(sampling.top_k).values[-1], lowest)
-    if sampling.top_p < 1:
-        ordered, order = logits_V.sort(descending=True)
-        probs = ordered.softmax(-1)
-        ordered = ordered.masked_fill(probs.cumsum(-1) - probs >= sampling.top_p, lowest)  # the most likely one stays
-        logits_V = torch.empty_like(logits_V).scatter(0, order, ordered)
-    return logits_V
-
-
-def draw(logprobs_BV: torch.Tensor, places: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """A token [B] for each row, by inverting its cumulative distribution at a number made from (seed, token index).
-
-    >>> draw(torch.tensor([[0.25, 0.75]]).log(), [(1, 0)]) == draw(torch.tensor([[0.25, 0.75]]).log(), [(1, 0)])
-    tensor([True])
-    """
-    uniform = [[(derive_seed(seed, index) >> 10) * 2.0**-53] for seed, index in places]
-    cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
-    threshold_B1 = torch.tensor(uniform, dtype=torch.float64, device=logprobs_BV.device) * cumulative_BV[:, -1:]
-    return torch.searchsorted(cumulative_BV, threshold_B1, right=True).squeeze(-1)  # never one of probability 0
 
 
 def _left_padded(sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

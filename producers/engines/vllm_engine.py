@@ -7,12 +7,9 @@ Loads safetensors only and runs no code from the folder.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import logging
 import os
-import warnings
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +17,17 @@ import torch
 
 from infra.settings import RolloutTable
 from producers.engine import Generation, GenerationRequest
-from producers.engines import check_length, check_request, check_tensors, model_config, tensor_shapes
+from producers.engine_parts.stepped import SteppedEngine
+from producers.engine_parts.swap import Swap, swap_mode
+from producers.engine_parts.vllm_host import kv_bytes, quiet
+from producers.engines import check_length, check_tensors, model_config, tensor_shapes
 from producers.tokenizer import eos_ids
 from schemas.errors import EngineError
 from schemas.records import Finish, Version, VersionRun
 from schemas.seeds import derive_seed
 
 _FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
-_KV_LIMIT_BYTES = 1 << 30
+_RELOAD_S = 600.0
 
 
 def make(
@@ -38,15 +38,18 @@ def make(
     kv_cache_mib: int = 0,
     gpu_memory_share: float = 0.9,
     max_batched_tokens: int = 8192,
-    recompute_kv: bool = False,
+    tensor_parallel: int = 1,
+    swap: str = "keep",
 ) -> VllmEngine:
     """Start vLLM on a folder.
 
     `kv_cache_mib` bounds keys and values on CPU (0: as much as `concurrency` episodes need, at most 1 GiB);
-    `gpu_memory_share` bounds the whole on a GPU. `max_batched_tokens` go into one step. With `recompute_kv`, running
-    requests recompute their keys and values after a swap instead of keeping those of the older weights.
+    `gpu_memory_share` bounds the whole on a GPU. `max_batched_tokens` go into one step. With `tensor_parallel`
+    above 1 the model is spread over so many devices, each in a process of its own. `swap` says what running
+    requests do when weights are swapped: `keep` keys and values of the older weights, `recompute` them, or `finish`
+    first.
     """
-    with _quiet():
+    with quiet():
         return VllmEngine(
             folder,
             version,
@@ -57,12 +60,13 @@ def make(
             kv_cache_bytes=kv_cache_mib << 20,
             gpu_memory_share=gpu_memory_share,
             max_batched_tokens=max(max_batched_tokens, table.max_model_len),
-            recompute_kv=recompute_kv,
+            tensor_parallel=tensor_parallel,
+            swap=swap_mode(swap),
         )
 
 
-class VllmEngine:
-    """vLLM's synchronous engine, in this process."""
+class VllmEngine(SteppedEngine):
+    """vLLM's synchronous engine; its scheduler runs in this process."""
 
     def __init__(
         self,
@@ -76,19 +80,18 @@ class VllmEngine:
         kv_cache_bytes: int,
         gpu_memory_share: float,
         max_batched_tokens: int,
-        recompute_kv: bool,
+        tensor_parallel: int,
+        swap: Swap,
     ) -> None:
         config = model_config(folder)
         check_length(config, max_model_len)
-        self._max_model_len, self._max_running = max_model_len, max_running
-        self._vocab_size = int(config["vocab_size"])
+        vocab_size = int(config["vocab_size"])
+        super().__init__(
+            version, max_model_len=max_model_len, max_running=max_running, vocab_size=vocab_size, swap=swap
+        )
         self._stop_ids = list(eos_ids(folder))
-        self._recompute_kv = recompute_kv
         self._tensors = tensor_shapes(folder)
-        self._waiting: dict[str, GenerationRequest] = {}
-        self._running: set[str] = set()
-        self._old_kv: set[str] = set()
-        self._usable = True
+        self._names: dict[str, str] = {}  # id -> vLLM's own name for a running request
         arguments = {
             "model": str(folder),
             "skip_tokenizer_init": True,  # token ids in, token ids out
@@ -103,92 +106,24 @@ class VllmEngine:
             "logprobs_mode": "processed_logprobs",  # of the distribution really sampled from
             "disable_log_stats": True,
             "async_scheduling": False,  # a step's tokens must be known when weights are swapped after it
-            "distributed_executor_backend": "uni",
+            "tensor_parallel_size": tensor_parallel,
+            "distributed_executor_backend": "uni" if tensor_parallel == 1 else "mp",
         }
         self._on_cpu, self._engine = _start(arguments, threads, kv_cache_bytes)
-        self._set_version(version)
-
-    @property
-    def version(self) -> Version:
-        """The weights that the next step samples from."""
-        return self._version
-
-    @property
-    def num_running(self) -> int:
-        """Requests submitted and not yet returned."""
-        return len(self._waiting) + len(self._running)
-
-    def submit(self, request: GenerationRequest) -> None:
-        """Add a request. Raises ValueError for a prompt that cannot be continued and for an id that is running."""
-        check_request(request, self._max_model_len, self._vocab_size)
-        if request.id in self._waiting or request.id in self._running:
-            raise ValueError(f"request {request.id!r} is running already; give each one an id of its own")
-        self._waiting[request.id] = request
-
-    def cancel(self, request_id: str) -> None:
-        """Forget a request; unknown ids do not matter."""
-        self._waiting.pop(request_id, None)
-        if request_id in self._running:
-            self._running.discard(request_id)
-            self._old_kv.discard(request_id)
-            self._engine.abort_request([request_id])
-
-    def step(self) -> list[Generation]:
-        """Advance all running requests by one token; returns those that finished. Raises EngineError."""
-        self._check_usable()
-        try:
-            self._admit()
-            outputs = self._engine.step() if self._running else []
-        except Exception as error:
-            self._usable = False
-            raise EngineError(f"vLLM failed in a step: {error!r}; restart this worker") from error
-        return [self._finish(output) for output in outputs if output.finished]
-
-    def load(self, folder: Path, version: Version) -> None:
-        """Swap in the weights of a folder. Raises EngineError, after which the engine must not be used."""
-        self._check_usable()
-        self._usable = False  # vLLM cannot undo half a reload
-        try:
-            check_tensors(folder, self._tensors)  # vLLM only logs a missing tensor, and keeps the old one
-            self._reload(folder)
-        except Exception as error:
-            raise EngineError(
-                f"weights {version} in {folder} could not be loaded: {error!r}; vLLM does not recover from "
-                "this: restart this worker"
-            ) from error
-        self._usable = True
-        self._set_version(version)
-        if not self._recompute_kv:
-            self._old_kv |= self._running
-
-    def close(self) -> None:
-        """Let go of memory and of vLLM's process group."""
-        self._usable = False
-        self._engine.engine_core.shutdown()
-        del self._engine
-
-    def _check_usable(self) -> None:
-        if not self._usable:
-            raise EngineError("this engine failed or was closed earlier and must not be used: restart this worker")
-
-    def _set_version(self, version: Version) -> None:
-        self._version = version
         self._engine.set_weight_version(str(version))
 
-    def _admit(self) -> None:
-        """Hand over waiting requests only when they can run, so that their salt is that of the weights they start on."""
+    def _begin(self, requests: Sequence[GenerationRequest]) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        while self._waiting and len(self._running) < self._max_running:
-            request = self._waiting.pop(next(iter(self._waiting)))
+        for request in requests:
             sampling = request.sampling
             params = SamplingParams(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,
                 min_p=sampling.min_p,
-                max_tokens=min(sampling.max_tokens, self._max_model_len - len(request.prompt)),
+                max_tokens=self._limit(request),
                 seed=derive_seed(request.seed) & 0x7FFFFFFF,  # torch's CPU generator reads 32 bits of a seed
                 stop_token_ids=self._stop_ids,  # given by hand: without a tokenizer vLLM knows no end token
                 logprobs=0,  # of the sampled token alone
@@ -201,43 +136,65 @@ class VllmEngine:
                 "prompt_token_ids": list(request.prompt),
                 "cache_salt": self._salt(),
             }
-            self._engine.add_request(request.id, prompt, params)
-            self._running.add(request.id)
+            self._names[request.id] = self._engine.add_request(request.id, prompt, params)
+
+    def _advance(self) -> list[Generation]:
+        finished = [self._generation(output) for output in self._engine.step() if output.finished]
+        for generation in finished:
+            del self._names[generation.id]
+        return finished
+
+    def _forget(self, request_id: str) -> None:
+        del self._names[request_id]
+        self._engine.abort_request([request_id])
+
+    def _so_far(self, request_id: str) -> Generation:
+        from vllm.v1.engine import FinishReason
+
+        state = self._engine.output_processor.request_states[self._names[request_id]]
+        # What vLLM itself makes of a request that is aborted; making it changes nothing.
+        return self._generation(state.make_request_output([], None, FinishReason.ABORT, None))
+
+    def _load(self, folder: Path, version: Version) -> None:
+        check_tensors(folder, self._tensors)  # vLLM only logs a missing tensor, and keeps the old one
+        with quiet():
+            self._engine.collective_rpc("reload_weights", _RELOAD_S, kwargs={"weights_path": str(folder)})
+            if self._on_cpu:
+                self._engine.apply_model(_tie_again)
+        if self._swaps.mode is Swap.RECOMPUTE and not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise EngineError("the caches could not be cleared")
+        self._engine.set_weight_version(str(version))
+
+    def _let_go(self) -> None:
+        self._engine.engine_core.shutdown()
+        del self._engine
 
     def _salt(self) -> str:
-        """Without a salt of its own, a version is answered from a prefix cache that older weights filled."""
+        """Without a salt of its own, a version is answered from a prefix cache that older weights filled.
+
+        An engine serves one policy, so that the version says it all.
+        """
         return str(self._version)
 
-    def _finish(self, output: Any) -> Generation:
+    def _generation(self, output: Any) -> Generation:
         completion = output.outputs[0]
-        self._running.discard(output.request_id)
         runs = []
         for span in completion.weight_versions or ():
             epoch, version = map(int, span.version.split("-"))
             runs.append(VersionRun(epoch, version, span.end - span.start))
-        old_kv = output.request_id in self._old_kv
-        self._old_kv.discard(output.request_id)
         return Generation(
             id=output.request_id,
             tokens=tuple(completion.token_ids),
             logprobs=tuple(completion.logprobs.logprobs),
             versions=tuple(runs),
             finish=_FINISHES.get(completion.finish_reason, Finish.ABORT),
-            old_kv=old_kv,
+            old_kv=output.request_id in self._old_kv,
         )
-
-    def _reload(self, folder: Path) -> None:
-        with _quiet():
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-            if self._on_cpu:
-                self._engine.apply_model(_tie_again)
-        if self._recompute_kv and not self._engine.reset_prefix_cache(reset_running_requests=True):
-            raise EngineError("the caches could not be cleared")
 
 
 def warm_up() -> None:
     """Import vLLM and what it imports when it starts."""
-    with _quiet():
+    with quiet():
         if _import_vllm():
             importlib.import_module("vllm.v1.worker.cpu_worker")
 
@@ -290,19 +247,10 @@ def _engine(arguments: dict[str, Any], on_cpu: bool, kv_cache_bytes: int) -> Any
                 ModelRegistry.register_model(architecture, ModelRegistry.models[architecture].load_model_cls())
     settings = EngineArgs(**arguments).create_engine_config()
     if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        settings.cache_config.kv_cache_memory_bytes = kv_cache_bytes or _kv_bytes(settings)
+        settings.cache_config.kv_cache_memory_bytes = kv_cache_bytes or kv_bytes(settings)
     engine = LLMEngine.from_vllm_config(settings, disable_log_stats=True)
     engine.renderer.get_eos_token_id()  # says once that there is no tokenizer; let it say so now
     return engine
-
-
-def _kv_bytes(settings: Any) -> int:
-    """Keys and values of all requests at full length, and a quarter more; clearing memory costs start-up time."""
-    model, parallel, block = settings.model_config, settings.parallel_config, settings.cache_config.block_size
-    values_per_token = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
-    one = -(-model.max_model_len // block) * block * values_per_token * model.dtype.itemsize
-    wanted = one * (settings.scheduler_config.max_num_seqs + 1) * 5 // 4
-    return int(max(min(wanted, _KV_LIMIT_BYTES), 2 * one))
 
 
 def _tie_again(model: torch.nn.Module) -> None:
@@ -324,17 +272,3 @@ def _tie_again(model: torch.nn.Module) -> None:
             raise EngineError(f"a tied output layer and {len(embeddings)} embeddings: this model cannot be reloaded")
         tied = head.tie_weights(embeddings[0])
         tied.quant_method.process_weights_after_loading(tied)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hold back what vLLM says at each start and reload of a healthy engine; what goes wrong raises."""
-    logger = logging.getLogger("vllm")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level or logging.WARNING)

@@ -4,6 +4,7 @@
 |---|---|
 | sort-digits | sort n digits; endless, generated from the seed |
 | reasoning-gym | the generated tasks of the reasoning-gym package, with guarded scorers |
+| calculator | a sum to work out with a calculator as a tool; several turns, endless |
 | prompts | your own prompts from a JSONL or Parquet file, with a reward function of your own |
 
 One of your own is given as `package.module:name`: a function `(seed: int, *, <settings>) -> Environment`.
@@ -21,6 +22,7 @@ from schemas.errors import SettingError
 ENVIRONMENTS: Mapping[str, str] = {
     "sort-digits": "producers.environments.sort_digits:sort_digits",
     "reasoning-gym": "producers.environments.reasoning_gym_tasks:reasoning_gym_tasks",
+    "calculator": "producers.environments.calculator:calculator",
     "prompts": "producers.environments.prompts:prompts",
 }
 

@@ -5,8 +5,8 @@ A row is an object with a text `prompt` and any further fields. The function `mo
 kept beside it. What it raises, or a number that is not finite, is a grader error without a reward, never 0.
 A payload carries the whole row, so that workers elsewhere need the function but not the file.
 
-Limit: a reward function runs inside the worker without a time limit of its own; one that hangs ends the episode only at
-the worker's episode timeout, or not at all. Give slow graders a limit inside the function.
+The function is called from several threads at once, and has `rollout.tool_timeout_s` seconds: then the episode ends
+without a reward, and the call is left behind.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class PromptSession:
 
 class Prompts:
     """The environment; `prompts` makes it. The file is read when it is first needed, by whoever asks for items."""
+
+    rebuildable = True
 
     def __init__(self, file: Path, reward: Reward) -> None:
         self.file = file

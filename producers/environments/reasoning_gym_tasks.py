@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -97,12 +98,15 @@ class ReasoningGymSession:
 class ReasoningGym:
     """The environment; `reasoning_gym_tasks` makes it. Item i is entry i // k of task i mod k, of k tasks."""
 
+    rebuildable = True
+
     def __init__(self, tasks: list[Task], size: int, template: str, strict: bool, tag: str) -> None:
         self.tasks = tasks
         self.num_items: int | None = size * len(tasks)
         self._template, self._strict, self._tag = template, strict, tag
         # A group opens the same item several times, and some entries take half a second to make.
         self._entry = functools.lru_cache(maxsize=256)(self._make_entry)
+        self._lock = threading.Lock()  # sessions are opened from several threads, and some generators keep state
 
     def payload(self, item: int) -> str:
         """Empty: an entry is a pure function of (config, seed, index)."""
@@ -116,7 +120,8 @@ class ReasoningGym:
         return ReasoningGymSession(prompt, entry, scorer, self._strict, self._tag)
 
     def _make_entry(self, item: int) -> Any:
-        return self.tasks[item % len(self.tasks)].dataset[item // len(self.tasks)]
+        with self._lock:
+            return self.tasks[item % len(self.tasks)].dataset[item // len(self.tasks)]
 
 
 def fill(template: str, entry: Mapping[str, Any]) -> str:

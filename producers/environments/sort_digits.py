@@ -56,6 +56,7 @@ class SortDigits:
     """The environment; `sort_digits` makes it."""
 
     num_items: int | None = None
+    rebuildable = True
 
     def __init__(self, seed: int, digits: int, alphabet: str) -> None:
         self.seed, self.digits, self.alphabet = seed, digits, alphabet

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from schemas.records import Version, VersionRun
 
+GIVEN = Version(0, 0)
+"""The weights of tokens that no policy sampled: demonstrations. Epochs of trainers begin at 1."""
+
 
 def oldest_version(runs: Iterable[VersionRun]) -> int | None:
     """Least version among tokens; None where there are none.
@@ -14,6 +17,15 @@ def oldest_version(runs: Iterable[VersionRun]) -> int | None:
     4
     """
     return min((run.version for run in runs if run.count > 0), default=None)
+
+
+def is_given(runs: Iterable[VersionRun]) -> bool:
+    """Whether some tokens were sampled by no weights: demonstrations.
+
+    >>> is_given([VersionRun(0, 0, 3)]), is_given([VersionRun(1, 0, 3)])
+    (True, False)
+    """
+    return any(run[:2] == GIVEN for run in runs)
 
 
 def age(planning_version: int, oldest: int) -> int:

@@ -30,7 +30,7 @@ ONE_FILE = {
     "vllm": {"producers/engines/vllm_engine.py"},
     "reasoning_gym": {"producers/environments/reasoning_gym_tasks.py"},
     "pyarrow": {"producers/environments/prompts.py"},
-    "accelerate": {"trainers/step.py"},
+    "accelerate": {"trainers/acceleration.py"},
 }  # fmt: skip
 """Module -> the only files that may import it, anywhere in them."""
 HEAVY = ("torch", "vllm", "kafka", "boto3", "transformers", "pydantic", "numpy", "fastavro", "accelerate", "matplotlib")
@@ -40,13 +40,11 @@ RUNS_CODE = {
 }  # fmt: skip
 FILE_LINES, FUNCTION_LINES = 300, 60
 LONG_FILES = {
-    "schemas/records.py": 450,  # every record in one place, a docstring to almost each field
+    "schemas/records.py": 520,  # every record in one place, a docstring to almost each field
     "infra/demo/command.py": 340,  # the demo from beginning to end, read in one go
     "producers/dispatcher.py": 380,  # daemons: one loop and its handlers under one card
     "producers/rollout_worker.py": 380,
     "trainers/trainer.py": 400,
-    "producers/engines/transformers_engine.py": 380,  # engines: one client, with the defects it has to work around
-    "producers/engines/vllm_engine.py": 380,
     "producers/dispatch_state.py": 340,  # one state, every way it changes
     "infra/kafka_log.py": 320,
 }
@@ -156,6 +154,8 @@ def test_tables_name_things_that_exist(kind: str, name: str, table: dict[str, st
         ("consumers/advantages", "Advantages"),
         ("trainers/losses", "Losses"),
         ("trainers/corrections", "Corrections"),
+        ("trainers/batch_corrections", "Corrections over an update"),
+        ("trainers/normalise", "Normalisers"),
     ],
 )
 def test_every_component_file_is_in_its_table(folder: str, kind: str) -> None:

@@ -12,12 +12,18 @@ from pathlib import Path
 from bench.harness import Bench
 
 BENCHES = {
+    "async": "bench.async_ratio",
     "codec": "bench.codec",
     "consume": "bench.consume",
     "exactly-once": "bench.exactly_once",
     "groups": "bench.groups",
     "path": "bench.path",
     "produce": "bench.produce",
+    "slow-env": "bench.slow_env",
+    "spot": "bench.spot",
+    "staleness": "bench.staleness",
+    "swap": "bench.swap",
+    "trainer": "bench.trainer",
 }
 """Name -> module with `run(bench: Bench) -> None`; imported only when asked for."""
 

@@ -275,5 +275,5 @@ class AtLeastOnce:
         )
         judgement = judge(trajectories, closed.size, self._recipe)
         outcome = make_outcome(closed, trajectories, judgement, route=self._route, partition=partition, previous=-1)
-        check_outcome(outcome, run=outcome.run, policy=outcome.policy, partition=partition)
+        check_outcome(outcome, run=outcome.run, policy=outcome.policy, partition=partition, columns=False)
         return outcome

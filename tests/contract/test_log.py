@@ -143,6 +143,28 @@ def test_a_poll_of_an_idle_partition_is_empty_and_later_records_still_come(
     reader.close()
 
 
+def test_a_reader_knows_the_end_from_what_it_polled(log: MemoryLog | KafkaLog, topic: str) -> None:
+    put(log, topic, [b"%d" % i for i in range(6)])
+    place = Place(topic, 0)
+    reader = log.reader({place: 0})
+    assert reader.end(place) >= reader.position(place) == 0
+    assert len(reader.poll(10.0, max_records=2)) == 2
+    assert (reader.position(place), reader.end(place)) == (2, 6)
+    take(reader, 4)
+    assert reader.end(place) == reader.position(place) == 6
+    with pytest.raises(SettingError, match=r"\[1\] is not read here"):
+        reader.end(Place(topic, 1))
+    reader.close()
+
+
+def test_a_kafka_reader_knows_where_its_partitions_are_before_it_polls(log: MemoryLog | KafkaLog, topic: str) -> None:
+    if isinstance(log, MemoryLog):
+        return
+    reader = log.reader({Place(topic, 0): 0})  # else the client would wait before it may ask for the topic
+    assert reader._feed._consumer._cluster.partitions_for_topic(topic) == {0, 1}  # type: ignore[union-attr]  # the client's
+    reader.close()
+
+
 def test_one_reader_reads_several_partitions_each_in_order(log: MemoryLog | KafkaLog) -> None:
     topic = fresh(log, 4)
     writer = log.writer()

@@ -26,7 +26,7 @@ from schemas.rules.partition import PartitionState
 from support.loop import POLICY, RUN
 from support.processor_scenes import records
 from support.simulation import Simulation, install, step_digest
-from trainers.trainer import Trainer
+from trainers.own_ledger import OwnLedger
 
 
 @pytest.fixture(autouse=True)
@@ -147,28 +147,28 @@ def test_faults_really_happen(tmp_path: Path) -> None:
 def _forget_groups(patch: pytest.MonkeyPatch) -> None:
     real = DispatchState.caught_up
 
-    def forgetful(self: DispatchState, now_s: float) -> None:
-        real(self, now_s)
+    def forgetful(self: DispatchState, now_s: float, **known: Any) -> None:
+        real(self, now_s, **known)
         self.groups.clear()
 
     patch.setattr(DispatchState, "caught_up", forgetful)
 
 
 def _no_rereading(patch: pytest.MonkeyPatch) -> None:
-    def append(self: Trainer, record: Plan | Result) -> None:
+    def append(self: OwnLedger, record: Plan | Result) -> None:
         from schemas.codec import encode
 
-        ack = self._writer.send(self._steps_topic, 0, encode(record)).result(30.0)
+        ack = self._writer.send(self.topic, 0, encode(record)).result(30.0)
         self.ledger.take(ack.offset, record)
-        self._reader.seek(self._steps, ack.offset + 1)
+        self._reader.seek(self._place, ack.offset + 1)
 
-    patch.setattr(Trainer, "_append", append)
+    patch.setattr(OwnLedger, "append", append)
 
 
 def _executed_though_superseded(patch: pytest.MonkeyPatch) -> None:
-    real, saw = Trainer._append, Ownership.saw
+    real, saw = OwnLedger.append, Ownership.saw
 
-    def append(self: Trainer, record: Plan | Result) -> None:
+    def append(self: OwnLedger, record: Plan | Result) -> None:
         try:
             real(self, record)
         except Superseded:
@@ -182,7 +182,7 @@ def _executed_though_superseded(patch: pytest.MonkeyPatch) -> None:
             if self.role != "train":
                 raise
 
-    patch.setattr(Trainer, "_append", append)
+    patch.setattr(OwnLedger, "append", append)
     patch.setattr(Ownership, "saw", overlook)
 
 

@@ -226,6 +226,29 @@ def _no_read_back() -> None:
     consumers.assignment._read_back = lambda *args: None
 
 
+def _note_read_at_commit_time() -> None:
+    """The note of where to read outcomes back from is asked for at the commit, not taken with what was handled."""
+    commit, committable = Partitions.commit, Assigned.committable
+
+    def commit_late(self: Partitions) -> None:
+        ends = self._log.bounds(self._samples)
+
+        def ends_now(assigned: Assigned) -> Committed | None:
+            found = committable(assigned)
+            if found is None:
+                return None
+            note = {**json.loads(found.note), "samples": ends[_number(self, assigned)].end}
+            return Committed(found.offset, json.dumps(note))
+
+        Assigned.committable = ends_now  # type: ignore[method-assign, assignment]  # it is called with self alone
+        try:
+            commit(self)
+        finally:
+            Assigned.committable = committable  # type: ignore[method-assign]
+
+    Partitions.commit = commit_late  # type: ignore[method-assign]
+
+
 def _ghost_close() -> None:
     read = Partitions._read
 
@@ -248,6 +271,7 @@ BUGS: Mapping[str, Callable[[], None]] = {
     "reset-to-latest": _reset_to_latest,
     "commit-past-an-open-group": _commit_past_an_open_group,
     "no-read-back": _no_read_back,
+    "note-read-at-commit-time": _note_read_at_commit_time,
     "ghost-close": _ghost_close,
 }
 """By name; `chain-not-checked` is the checker's own."""

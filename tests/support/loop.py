@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def make_settings(folder: Path, **tables: Mapping[str, Any]) -> Settings:
         "train": {"batch_groups": 2, "max_staleness": 1, "steps": 10, "checkpoint_every": 2},
     }  # fmt: skip
     for name, changes in tables.items():
-        policy[name] = {**policy[name], **changes}
+        policy[name] = {**policy.get(name, {}), **changes}
     run = {"name": RUN, "seed": 5, "partitions": 2, "inboxes": 3, "folder": str(folder)}
     return Settings.model_validate({"run": run, "policies": {POLICY: {"model": str(folder), **policy}}})
 
@@ -123,6 +123,42 @@ class Codec:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(ALPHABET[token] for token in tokens if token < EOS)
+
+
+class InlineCalls:
+    """Calls into environments that come back at once, in the caller's thread; those of the keys in `hung` never do."""
+
+    def __init__(self) -> None:
+        self.hung: set[str] = set()
+        self.num_stuck = 0
+        self._ready: list[tuple[str, Any]] = []
+        self._hanging: set[str] = set()
+
+    def start(self, key: str, job: Callable[[], Coroutine[Any, Any, Any]], *, on_loop: bool = False) -> None:
+        if key in self.hung:
+            self._hanging.add(key)
+            return
+        try:
+            job().send(None)
+        except StopIteration as stop:
+            self._ready.append((key, stop.value))
+        except Exception as error:  # noqa: BLE001  # as the real one
+            self._ready.append((key, error))
+
+    def finished(self) -> list[tuple[str, Any]]:
+        found, self._ready = self._ready, []
+        return found
+
+    def give_up(self, key: str) -> None:
+        if key in self._hanging:
+            self._hanging.remove(key)
+            self.num_stuck += 1
+
+    def wait(self, timeout_s: float) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 LOCAL = threading.local()

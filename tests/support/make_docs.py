@@ -24,6 +24,7 @@ _PLAIN_FILES = {
     "infra/constraints/base.txt": "pins with hashes: what a processor's or dispatcher's host needs",
     "infra/constraints/bootstrap.txt": "pins with hashes: the installer",
     "infra/constraints/compile.sh": "resolves the pins again (`make constraints`)",
+    "infra/constraints/smollm2.txt": "pins with hashes: the weights of SmolLM2-135M-Instruct and their reader (`make smollm2`)",
     "infra/constraints/overrides-cpu.txt": "what vLLM for CPUs asks for and is not given, and why",
     "infra/demo/templates/report.html": "the report's page",
     "infra/docs/pictures/loop.svg": "the loop, drawn by hand",
@@ -154,8 +155,10 @@ def components() -> list[tuple[str, str, Mapping[str, str]]]:
     from consumers.components import ADVANTAGES, FILTERS, GROUP_FILTERS, SHAPING
     from producers.engines import ENGINES
     from producers.environments import ENVIRONMENTS
+    from trainers.batch_corrections import BATCH_CORRECTIONS
     from trainers.corrections import CORRECTIONS
     from trainers.losses import LOSSES
+    from trainers.normalise import NORMALISERS
     from trainers.reductions import REDUCTIONS
 
     at = "policies.NAME"
@@ -168,6 +171,8 @@ def components() -> list[tuple[str, str, Mapping[str, str]]]:
         ("Advantages", f"{at}.process.advantage", ADVANTAGES),
         ("Losses", f"{at}.train.loss", LOSSES),
         ("Corrections", f"{at}.train.correction", CORRECTIONS),
+        ("Corrections over an update", f"{at}.train.batch_corrections", BATCH_CORRECTIONS),
+        ("Normalisers", f"{at}.train.normalisers", NORMALISERS),
         ("Reductions", f"{at}.train.reduction", REDUCTIONS),
     ]
 

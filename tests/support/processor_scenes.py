@@ -194,6 +194,9 @@ class _Reader:
     def position(self, place: Place) -> int:
         return self._reader.position(place)
 
+    def end(self, place: Place) -> int:
+        return self._reader.end(place)
+
     def close(self) -> None:
         self._reader.close()
 

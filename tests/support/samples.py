@@ -29,6 +29,7 @@ from schemas.records import (
     Heartbeat,
     Member,
     Outcome,
+    Partial,
     Plan,
     PlanDrop,
     Record,
@@ -41,6 +42,7 @@ from schemas.records import (
     State,
     Status,
     Trajectory,
+    Turn,
     VersionRun,
 )
 
@@ -80,6 +82,15 @@ def trajectory(**changes: Any) -> Trajectory:
         sampling=Sampling(max_tokens=32), model="tiny", tokenizer="ab" * 32, status=Status.OK, finish=Finish.STOP,
         reward=0.75, reward_parts={"digits": 0.5, "format": 0.25}, step_rewards=(0.0, 0.75), worker="w0",
         session="1234abcd", region="here", timings={"queue": 0.25, "sample": 1.5}, old_kv=True, **COLUMNS,
+    )  # fmt: skip
+    return replace(record, **changes)
+
+
+def partial(**changes: Any) -> Partial:
+    """The first chunk of that attempt: its first turn is over, its second has one token so far."""
+    record = Partial(
+        run="demo", policy="main", group="g00000042", index=3, attempt=0, partition=1, worker="w0", session="1234abcd",
+        start=0, old_kv=True, turns=(Turn(5, Finish.STOP),), **COLUMNS,
     )  # fmt: skip
     return replace(record, **changes)
 
@@ -181,15 +192,16 @@ def schema_text(**changes: Any) -> SchemaText:
 def evaluation(**changes: Any) -> Eval:
     """An evaluation of version 32."""
     record = Eval(
-        run="demo", policy="main", epoch=2, version=32, task="sort-digits", num_episodes=64, mean_reward=0.5,
-        metrics={"truncated": 0.0},
+        run="demo", policy="main", epoch=2, version=32, task="sort-digits", environment="sort-digits", split="held-out",
+        num_episodes=64, num_failed=2, mean_reward=0.5, low=0.375, high=0.625, metrics={"truncated": 0.0},
     )  # fmt: skip
     return replace(record, **changes)
 
 
 _ALL: tuple[Record, ...] = (
-    request(),
-    trajectory(),
+    request(resume=(40, 44)),
+    trajectory(resumed_tokens=2),
+    partial(),
     close(),
     outcome(),
     claim(),
@@ -218,6 +230,7 @@ _ROLES = st.sampled_from([role for role in Role if role != Role.UNKNOWN])
 _SEGMENTS = st.lists(st.builds(Segment, _ROLES, _INT32), max_size=3).map(tuple)
 _SAMPLING = st.builds(Sampling, temperature=_FINITE, top_p=_FINITE, top_k=_INTS, min_p=_FINITE, max_tokens=_INTS)
 _ADDRESS = st.builds(Address, _INTS, _INTS, _INTS, _INTS)
+_TURN = st.builds(Turn, _INTS, st.sampled_from(Finish))
 _DROP = st.builds(PlanDrop, _INTS, _INTS, _INTS, _INTS, _TEXT, _INTS)
 _BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "str": _TEXT, "int": _INTS, "float": _FINITE, "bool": st.booleans(), "bytes": _BYTES, "bytes | None": st.none() | _BYTES,
@@ -225,6 +238,7 @@ _BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "State": st.sampled_from(State), "Mapping[str, float]": _PARTS,
     "Mapping[str, str]": st.dictionaries(_TEXT, _TEXT, max_size=3), "tuple[float, ...]": _STEP_REWARDS,
     "tuple[VersionRun, ...]": _VERSIONS, "tuple[Segment, ...]": _SEGMENTS,
+    "tuple[int, ...]": st.lists(_INTS, max_size=3).map(tuple), "tuple[Turn, ...]": st.lists(_TURN, max_size=3).map(tuple),
     "tuple[Address, ...]": st.lists(_ADDRESS, max_size=3).map(tuple),
     "tuple[PlanDrop, ...]": st.lists(_DROP, max_size=3).map(tuple),
     "tuple[tuple[str, bytes], ...]": st.lists(st.tuples(_TEXT, _BYTES), max_size=3).map(tuple),

@@ -30,6 +30,9 @@ import producers.dispatcher
 import producers.inbox
 import producers.outbox
 import producers.rollout_worker
+import producers.standby
+import trainers.own_ledger
+import trainers.samples_reader
 import trainers.trainer
 from infra.daemon import Daemon
 from infra.lifecycle import Stop
@@ -43,7 +46,7 @@ from schemas.errors import Superseded
 from schemas.names import commit_group, control_topic, topic
 from schemas.records import Heartbeat, Outcome, Plan, State, Version
 from schemas.rules.ledger import Ledger
-from support.loop import EPOCH_MS, LOCAL, POLICY, RUN, Codec, current, make_daemon, make_log, make_settings
+from support.loop import EPOCH_MS, LOCAL, POLICY, RUN, Codec, InlineCalls, current, make_daemon, make_log, make_settings
 from support.watcher import Watcher
 from trainers.backlog import SamplesPosition
 
@@ -153,7 +156,7 @@ class SimLog:
 class _SimReader:
     def __init__(self, process: Process, base: Reader) -> None:
         self._process, self._base = process, base
-        self.position, self.seek, self.close = base.position, base.seek, base.close
+        self.position, self.end, self.seek, self.close = base.position, base.end, base.seek, base.close
 
     def poll(self, timeout_s: float, max_records: int = 1000) -> list[Envelope]:
         self._process.pause()
@@ -315,13 +318,24 @@ class CountingLearner:
         self._save(-1, None, {})
         return {}
 
-    def execute(self, plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, float]:
+    def execute(
+        self, plan: Plan, outcomes: Sequence[Outcome], meanwhile: Callable[[], None] | None = None
+    ) -> dict[str, float]:
         assert plan.step == self.version
         self._executes(plan)
         self._point(0.1)
         self._weights = step_digest(self._weights, plan, outcomes)
         self.version += 1
         return {"rows": float(len(outcomes))}
+
+    def rest(self) -> None:
+        pass
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     @property
     def digest(self) -> str:
@@ -525,14 +539,16 @@ def install(patch: pytest.MonkeyPatch, sim: Simulation) -> None:
 
     fake = SimpleNamespace(monotonic=monotonic, sleep=sleep)
     for module in (
-        infra.ownership, infra.weights.announce, producers.dispatcher, producers.outbox, producers.inbox,
-        producers.rollout_worker, trainers.trainer, consumers.partitions, consumers.assignment, consumers.sharing,
+        infra.ownership, infra.weights.announce, producers.dispatcher, producers.standby, producers.outbox, producers.inbox,
+        producers.rollout_worker, trainers.trainer, trainers.own_ledger, trainers.samples_reader, consumers.partitions,
+        consumers.assignment, consumers.sharing,
     ):  # fmt: skip
         patch.setattr(module, "time", fake)
     for module in (producers.dispatcher, producers.rollout_worker, trainers.trainer, consumers.processor):
         patch.setattr(module, "Heart", SimHeart)
     patch.setattr(producers.rollout_worker, "Follower", SimFollower)
     patch.setattr(producers.rollout_worker, "Tokenizer", Codec)
+    patch.setattr(producers.rollout_worker, "Calls", InlineCalls)
     patch.setattr(trainers.trainer, "make_learner", learner)
     put = Outbox.put
 

@@ -1,20 +1,31 @@
-"""Members and rows to train on, and a stepper over a tiny model, for tests of the trainer's algorithms."""
+"""Members and rows to train on, and a stepper over a tiny model, for tests of the trainer's algorithms and ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from infra.settings import Settings
 from schemas.packing import pack_bits, pack_floats, pack_ints
-from schemas.records import KEPT, Member, Role, Segment, Status, VersionRun
+from schemas.records import KEPT, Member, Outcome, Role, Segment, Status, VersionRun
+from support.loop import make_settings
 from support.models import ALPHABET, model_folder
+from support.outcomes import make_outcome
+from support.points import model_settings
+from trainers.acceleration import Accelerator
 from trainers.batching import Row
-from trainers.components import make_algorithms
+from trainers.components import Terms, make_algorithms
 from trainers.model import load_policy, make_deterministic
-from trainers.step import Optimisation, Stepper
+from trainers.normalise import NormaliserInputs, NormaliserOutputs
+from trainers.schedule import Optimisation
+from trainers.step import Stepper
 
 
 def make_member(
@@ -59,12 +70,104 @@ def random_rows(count: int, seed: int = 0) -> list[Row]:
     return rows
 
 
+ALGORITHMS = (
+    "loss", "correction", "reduction", "settings", "further_corrections", "batch_corrections", "normalisers", "terms",
+)  # fmt: skip
+
+
 def make_stepper(
-    folder: Path | None = None, *, loss: str = "ppo-clip", correction: str = "token-truncated",
-    reduction: str = "token-mean", settings: dict[str, dict[str, Any]] | None = None, **how: Any,
-) -> Stepper:  # fmt: skip
-    """A stepper over a tiny model with random weights, on one thread."""
+    folder: Path | None = None,
+    *,
+    reference: Path | None = None,
+    accelerator: Accelerator | None = None,
+    **given: Any,
+) -> Stepper:
+    """A stepper over a tiny model with random weights, on one thread; `given` is of `make_algorithms` or `Optimisation`."""
     make_deterministic(1)
-    algorithms = make_algorithms(loss=loss, correction=correction, reduction=reduction, settings=settings)
-    given: dict[str, Any] = {"learning_rate": 1e-3} | how
-    return Stepper(load_policy(folder or model_folder()), algorithms, Optimisation(**given))
+    algorithms = make_algorithms(**{name: value for name, value in given.items() if name in ALGORITHMS})
+    how: dict[str, Any] = {"learning_rate": 1e-3} | {n: v for n, v in given.items() if n not in ALGORITHMS}
+    policy = load_policy(folder or model_folder())
+    pinned = None
+    if algorithms.needs_reference:
+        pinned = load_policy(reference or model_folder(seed=1)).requires_grad_(False)
+    return Stepper(policy, algorithms, Optimisation(**how), accelerator, pinned)
+
+
+# Ranks ---------------------------------------------------------------------------------------------------------------
+
+REDUCTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "token-mean": {},
+    "seq-mean-token-mean": {},
+    "seq-mean-token-sum-norm": {"seq-mean-token-sum-norm": {"horizon": 16}},
+}
+EVERYTHING: dict[str, Any] = {
+    "further_corrections": ["opsm"], "batch_corrections": ["batch-normalised"],
+    "normalisers": ["kl-in-reward", "gae", "per-task", "whiten"], "terms": Terms(kl=0.1, entropy=0.01),
+    "settings": {"kl-in-reward": {"beta": 0.1}},
+}  # fmt: skip
+"""Everything that looks at all rows of a step, or at other weights than those being trained."""
+CASES: dict[str, dict[str, Any]] = {
+    f"{reduction}-{tokens}": {"reduction": reduction, "settings": settings, "micro_batch_tokens": tokens}
+    for reduction, settings in REDUCTIONS.items()
+    for tokens in (10_000, 60, 1)
+} | {
+    "everything-10000": {"micro_batch_tokens": 10_000, **EVERYTHING},
+    "everything-60": {"micro_batch_tokens": 60, **EVERYTHING},
+    "two-updates": {"micro_batch_tokens": 60, "updates_per_step": 2},
+    "poisoned": {"micro_batch_tokens": 60, "poison": True},
+    "nothing-trainable": {"micro_batch_tokens": 60, "masked": True},
+}
+"""What every number of ranks must agree on. One micro-batch leaves all ranks but the first with nothing."""
+
+
+SHARDED_CASES = ("token-mean-60", "seq-mean-token-mean-10000", "everything-60", "two-updates", "poisoned")
+
+
+def stepper_of_case(case: Mapping[str, Any], accelerator: Accelerator | None = None) -> Stepper:
+    """A stepper that keeps the step's gradient: Adam's first moment, where the first beta is 0."""
+    how = {name: value for name, value in case.items() if name not in ("poison", "masked")}
+    return make_stepper(max_grad_norm=1e9, betas=(0.0, 0.99), accelerator=accelerator, **how)
+
+
+def rows_of_case(case: Mapping[str, Any]) -> list[Row]:
+    """Twelve rows; in "poisoned" the last one's advantage is not finite, in "nothing-trainable" no token counts."""
+    rows = random_rows(12)
+    if case.get("masked"):
+        return [replace(row, mask_T=np.zeros_like(row.mask_T)) for row in rows]
+    return [*rows[:-1], replace(rows[-1], advantage=math.inf)] if case.get("poison") else rows
+
+
+def ranks_settings(folder: Path, *, ranks: int) -> Settings:
+    """A run of four steps over `training_outcomes`."""
+    table = {
+        "batch_groups": 2, "max_staleness": 8, "checkpoint_every": 2, "steps": 4, "learning_rate": 1e-3, "ranks": ranks,
+        "micro_batch_tokens": 16, "rank_timeout_s": 60.0,
+    }  # fmt: skip
+    return model_settings(make_settings(folder, train=table), model_folder(layers=1))
+
+
+def training_outcomes(partition: int, count: int = 4) -> list[Outcome]:
+    """Kept groups of two members with tokens of their own."""
+    rng = random.Random(partition)
+    found = []
+    for n in range(count):
+        closing = 3 * n + 2
+        members = tuple(_random_member(rng, index, 3 * n + index) for index in range(2))
+        record = make_outcome(closing_offset=closing, previous=closing - 3 if n else -1, partition=partition)
+        found.append(replace(record, group=f"g{partition}{n}", group_size=2, members=members))
+    return found
+
+
+def _random_member(rng: random.Random, index: int, offset: int) -> Member:
+    tokens = [rng.randrange(2, 20) for _ in range(8)]
+    advantage = rng.uniform(-1, 1)
+    return make_member(tokens, [0, 0, 0, 1, 1, 1, 1, 1], index=index, offset=offset, advantage=advantage)
+
+
+KEPT_ADVANTAGES: list[Tensor] = []
+
+
+def keep_advantages(inputs: NormaliserInputs) -> NormaliserOutputs:
+    """A normaliser that changes nothing and remembers what it was given."""
+    KEPT_ADVANTAGES.append(inputs.advantages_BT)
+    return NormaliserOutputs(advantages_BT=inputs.advantages_BT)

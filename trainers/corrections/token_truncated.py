@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainers.checks import check_positive
 from trainers.corrections import CorrectionInputs, CorrectionOutputs
 
 
@@ -16,6 +17,7 @@ def token_truncated(inputs: CorrectionInputs, *, cap: float = 2.0) -> Correction
     >>> [round(w, 4) for w in out.weights_BT[0].tolist()], out.figures_BT["truncated"].tolist()
     ([0.5, 1.0, 2.0], [[0.0, 0.0, 1.0]])
     """
+    check_positive("token-truncated", "cap", cap)
     weights_BT = inputs.log_weight_BT.detach().exp()
     return CorrectionOutputs(
         weights_BT=weights_BT.clamp(max=cap), figures_BT={"truncated": ((weights_BT > cap) & inputs.mask_BT).float()}

@@ -17,6 +17,7 @@ from consumers.advantages.gdpo import gdpo
 from consumers.advantages.grpo import grpo
 from consumers.advantages.maxrl import maxrl
 from consumers.advantages.opo import opo
+from consumers.advantages.reward import reward as reward_itself
 from consumers.advantages.rloo import rloo
 from consumers.components import ADVANTAGES
 from consumers.group_rewards import GroupRewards, Numbers, centred, differ, standard_scores
@@ -83,7 +84,15 @@ def _slow(name: str, rows: list[Row]) -> list[float]:
 
 
 def test_every_known_estimator_is_tried_here() -> None:
-    assert {name.partition(",")[0] for name in BY_NAME} == ADVANTAGES.keys()
+    assert {name.partition(",")[0] for name in BY_NAME} | {"reward"} == ADVANTAGES.keys()
+
+
+@given(rows=ROWS)
+def test_the_reward_itself_needs_no_group(rows: list[Row]) -> None:
+    """The only one without a baseline, so none of the properties below is its."""
+    group = _group(rows)
+    assert reward_itself(group).tolist() == [reward for reward, _, _ in rows]
+    assert reward_itself(group) is not group.rewards
 
 
 @each

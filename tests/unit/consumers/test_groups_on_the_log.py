@@ -74,7 +74,7 @@ def _advantages(outcome: Outcome) -> list[float]:
     return [member.advantage for member in sorted(outcome.members, key=lambda m: m.index)]
 
 
-# O11 ----------------------------------------------------------------------------------------------------------------
+# Groups of one ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("advantage", sorted(ADVANTAGES))
@@ -94,7 +94,7 @@ def test_a_group_of_one_with_an_estimator_of_its_own_is_its_raw_reward_only_if_t
     assert _advantages(outcomes["g1"]) == [0.7]
 
 
-# O12 ----------------------------------------------------------------------------------------------------------------
+# Bad rewards --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_bad_rewards_on_the_log_become_dead_letters_and_spoil_nobody(
     assert [m.logprobs for m in outcomes["g2"].members] == [m.logprobs for m in alone.members]
 
 
-# O13 ----------------------------------------------------------------------------------------------------------------
+# Uneven groups ------------------------------------------------------------------------------------------------------
 
 UNEVEN: Mapping[str, list[float]] = {"ga": [1, 0, 1, 0], "gb": [5, 5, 5], "gc": [2, 4, 2, 4]}
 CENTRED = {"ga": [0.5, -0.5, 0.5, -0.5], "gb": [0.0, 0.0, 0.0], "gc": [-1.0, 1.0, -1.0, 1.0]}
@@ -177,7 +177,7 @@ def test_a_member_without_a_group_is_an_error_and_joins_nobody() -> None:
     assert [letter.reason for letter in buried(log)] == ["invalid"]
 
 
-# O14 ----------------------------------------------------------------------------------------------------------------
+# Unfinished groups --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ def test_help_names_every_command() -> None:
     assert code == 0 and all(f" {command} " in out for command in COMMANDS.split())
 
 
-@pytest.mark.parametrize("command", [*COMMANDS.split(), "config show", "config schema", "model new", "topics tail"])
+@pytest.mark.parametrize(
+    "command", [*COMMANDS.split(), "config show", "config schema", "model new", "model smollm2", "topics tail"]
+)
 def test_every_command_has_help(command: str) -> None:
     code, out, _ = invoke(*command.split(), "--help")
     assert code == 0 and "Usage" in out

@@ -70,6 +70,9 @@ class Feed:
             raise FeedAway("silence")
         return {place: 10 for place in self.at}
 
+    def seen_end(self, place: Place) -> int | None:
+        return 10 if self.at[place] else None
+
     def close(self) -> None: ...
 
 
@@ -100,6 +103,16 @@ def test_errors_that_pass_lose_and_double_nothing(cluster: Cluster, reader: Kafk
     assert [r.offset for r in got if r.place == A] == list(range(10))
     assert [r.offset for r in got if r.place == B] == list(range(10))
     assert cluster.errors == []
+
+
+def test_the_end_is_what_the_newest_answer_said_and_never_before_the_position(reader: KafkaReader) -> None:
+    assert reader.end(A) == 0  # nothing was answered yet
+    read(reader, lambda: reader.position(A) > 2)
+    assert reader.end(A) == 10
+    reader.seek(A, 12)
+    assert reader.end(A) == 12
+    with pytest.raises(SettingError, match="not read here"):
+        reader.end(Place("t", 9))
 
 
 def test_broken_batches_are_told_apart_by_partition(cluster: Cluster, reader: KafkaReader) -> None:

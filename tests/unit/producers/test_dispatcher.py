@@ -3,75 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from infra.heartbeat import Heart
-from infra.memory_log import MemoryLog
 from infra.settings import Settings
-from producers.dispatcher import Dispatcher, Dispatching
+from producers.dispatcher import Dispatching
 from schemas.errors import SendFailed, Superseded
-from schemas.records import Claim, Close, Heartbeat, Outcome, Request, State, Trajectory
-from support.loop import Clock, StubHeart, append, make_daemon, make_log, make_settings, said
-from support.samples import announcement, heartbeat, outcome, trajectory
-
-
-class Scene:
-    """A log, a clock, and a dispatcher over them."""
-
-    def __init__(self, folder: Path, clock: Clock) -> None:
-        self.clock, self.settings = clock, make_settings(folder)
-        self.log: MemoryLog = make_log(self.settings, clock_ms=clock.ms)
-        self.heart = StubHeart()
-        self.dispatcher = self.start()
-
-    def start(self) -> Dispatcher:
-        daemon = make_daemon(self.log, self.settings)
-        found = Dispatcher(daemon, cast(Heart, self.heart))
-        found.claim()
-        return found
-
-    def ready(self) -> None:
-        """Version 0 is there, and a worker."""
-        append(self.log, "weights", announcement(version=0))
-        self.worker("s1")
-
-    def worker(self, session: str, state: State = State.SERVING, inbox: int = 0) -> None:
-        append(self.log, "control", self.beat(session, state, inbox))
-
-    def beat(self, session: str, state: State = State.SERVING, inbox: int = 0) -> Heartbeat:
-        return heartbeat(name=f"w-{session}", session=session, state=state, inbox=inbox, capacity=20)
-
-    def turn(self, seconds: float = 0.1) -> None:
-        self.clock.now_s += seconds
-        self.dispatcher._catch_up()  # one poll of a reader gives one partition only
-        self.dispatcher.turn()
-
-    def asked(self) -> list[Request]:
-        return [record for record in said(self.log, "requests") if isinstance(record, Request)]
-
-    def closes(self) -> list[Close]:
-        return [record for record in said(self.log, "trajectories") if isinstance(record, Close)]
-
-    def answer(self, request: Request, **changes: Any) -> None:
-        record: Trajectory = trajectory(
-            group=request.group, group_size=request.group_size, index=request.index, attempt=request.attempt,
-            partition=request.partition, lifetime_ms=request.lifetime_ms,
-            first_request_time_ms=request.first_request_time_ms or self.clock.ms(), **changes,
-        )  # fmt: skip
-        append(self.log, "trajectories", record, partition=request.partition)
-
-    def end(self, group: str, closing: int, *, kept: bool = True) -> None:
-        record: Outcome = outcome(group=group, partition=int(group[1:]) % 2, closing_offset=closing, previous=-1)
-        append(
-            self.log,
-            "samples",
-            record if kept else replace(record, disposition="zero-spread"),
-            partition=record.partition,
-        )
+from schemas.records import Claim, State
+from support.dispatch_scene import Scene
+from support.loop import Clock, append, make_daemon, said
+from support.samples import announcement, trajectory
 
 
 @pytest.fixture
@@ -214,7 +158,12 @@ def test_groups_of_a_superseded_dispatcher_are_closed_at_once(scene: Scene) -> N
     scene.turn()
     scene.turn()
     assert [(c.group, c.partition, c.reason) for c in scene.closes()] == [("g00000009", 1, "stray")]
-    assert min(request.group for request in scene.asked()) == "g00000010"
+    assert sorted({request.group for request in scene.asked()}) == [f"g{n:08d}" for n in range(4)]
+    scene.end("g00000001", 5, kept=False)
+    for number in range(4, 9):
+        scene.dispatcher.state.numbers.end(number)
+    scene.turn()
+    assert max(request.group for request in scene.asked()) == "g00000010", "the stray's own number is taken"
 
 
 def test_records_that_cannot_be_trained_on_do_not_count_as_arrived(scene: Scene) -> None:

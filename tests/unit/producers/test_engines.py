@@ -14,6 +14,7 @@ import pytest
 from infra.settings import RolloutTable
 from producers import engines
 from producers.engine import GenerationRequest
+from producers.engine_parts.swap import Swap
 from producers.engines import available, make_engine
 from producers.engines.scripted_engine import ScriptedEngine
 from schemas.errors import SettingError
@@ -41,11 +42,29 @@ def test_importing_the_package_imports_neither_torch_nor_vllm() -> None:
         ("scripted", {"step": 1.0}, "did you mean 'step_s'"),
         ("scripted", {"step_s": "fast"}, "must be a number"),
         ("no.such.module:make", {}, "cannot import"),
+        ("scripted", {"swap": "drain"}, "must be keep, recompute, finish"),
+        ("transformers", {"swap": "drain"}, "must be keep, recompute, finish"),
+        ("vllm", {"swap": "drain"}, "must be keep, recompute, finish"),
     ],
 )
 def test_names_and_settings_are_checked(name: str, settings: dict[str, object], said: str) -> None:
     with pytest.raises(SettingError, match=said):
         make_engine(name, folder=model_folder(), version=V0, table=RolloutTable(engine_settings=settings))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [("scripted", "ScriptedEngine"), ("transformers", "TransformersEngine"), ("vllm", "VllmEngine")],
+)
+@pytest.mark.parametrize(("settings", "mode"), [({}, Swap.KEEP), ({"swap": "finish"}, Swap.FINISH)])
+def test_the_mode_of_swaps_is_a_setting_of_every_engine(
+    name: str, made: str, settings: dict[str, object], mode: Swap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr(f"producers.engines.{name}_engine.{made}", lambda *_, **options: given.update(options))
+    make_engine(name, folder=model_folder(), version=V0, table=RolloutTable(engine_settings=settings))
+    assert given["swap"] is mode
 
 
 def test_warming_up_checks_the_name_and_calls_the_engines_own_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +120,7 @@ def test_a_given_function_answers() -> None:
 def test_drawing_follows_the_distribution_and_never_takes_what_is_impossible() -> None:
     import torch
 
-    from producers.engines.transformers_engine import draw
+    from producers.engine_parts.sampling import draw
 
     probs = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
     num = 20_000

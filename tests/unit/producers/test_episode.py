@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from producers.conversation import Conversation, Moved
 from producers.engine import Generation, GenerationRequest
 from producers.environment import Observation, Verdict
-from producers.episode import Episode, WorkerInfo
+from producers.episode import Episode, Heard, Said, Wanted, WorkerInfo
+from producers.prompting import PlainPrompts
 from schemas.errors import EngineError
 from schemas.packing import unpack_bits, unpack_floats, unpack_ints
 from schemas.records import Finish, Request, Role, Sampling, Segment, Status, Trajectory, VersionRun
@@ -76,11 +78,56 @@ def _request(**changes: Any) -> Request:
     return Request(**{**fields, **changes})
 
 
-def _episode(session: Talk, max_model_len: int = 40, **changes: Any) -> Episode:
+class One:
+    """An environment of one session."""
+
+    num_items: int | None = None
+
+    def __init__(self, session: Talk) -> None:
+        self.session = session
+
+    def payload(self, item: int) -> str:
+        return ""
+
+    def open(self, item: int, payload: str, seed: int) -> Talk:
+        return self.session
+
+
+class Play:
+    """An episode together with its environment, whose answers come at once."""
+
+    def __init__(self, episode: Episode, session: Talk) -> None:
+        self.episode, self.talk = episode, Conversation(One(session), episode.request)
+        self.abandon, self.chunk = episode.abandon, episode.chunk
+
+    def start(self) -> GenerationRequest | Trajectory:
+        return self._through(self.episode.start())
+
+    def advance(self, generation: Generation) -> GenerationRequest | Trajectory:
+        return self._through(self.episode.advance(generation))
+
+    def _through(self, wanted: Wanted) -> GenerationRequest | Trajectory:
+        while isinstance(wanted, Said):
+            heard = _now(self.talk.take(wanted))
+            assert not isinstance(heard, Moved)
+            wanted = self.episode.hear(heard)
+        return wanted
+
+
+def _now(job: Coroutine[Any, Any, Heard | Moved]) -> Heard | Moved:
+    with pytest.raises(StopIteration) as stop:
+        job.send(None)
+    found: Heard | Moved = stop.value.value
+    return found
+
+
+def _episode(session: Talk, max_model_len: int = 40, **changes: Any) -> Play:
     worker = WorkerInfo(
         name="w", session="s", region="here", model="m", tokenizer="f" * 64, max_model_len=max_model_len
     )
-    return Episode(_request(**changes), request_time_ms=123, session=session, codec=WordCodec(), worker=worker)
+    codec = WordCodec()
+    episode = Episode(_request(**changes), request_time_ms=123, codec=codec, prompts=PlainPrompts(codec), worker=worker)
+    return Play(episode, session)
 
 
 def _generation(tokens: Sequence[int], finish: Finish = Finish.STOP, **changes: Any) -> Generation:
@@ -258,3 +305,38 @@ def test_generations_that_contradict_themselves_end_the_engine(changes: dict[str
     episode.start()
     with pytest.raises(EngineError):
         episode.advance(_generation([1, 2], **changes))
+
+
+@pytest.mark.parametrize("role", [Role.SAMPLED, Role.UNKNOWN])
+def test_what_an_environment_says_never_passes_for_the_models(role: Role) -> None:
+    episode = _episode(Talk(["c>", "a"], role=role))
+    episode.start()
+    ended = _ended(episode.advance(_generation([1, EOS])))
+    assert (ended.status, ended.reward) == (Status.ENV_ERROR, None)
+    assert f"role <Role.{role.name}" in ended.error and "allowed: observation, prompt, tool" in ended.error
+    assert ended.segments == (Segment(Role.PROMPT, 3), Segment(Role.SAMPLED, 2))
+
+
+def test_answers_of_the_wrong_kind_are_failures() -> None:
+    class Wordy(Talk):
+        def observe(self) -> Observation:
+            return "c>"  # type: ignore[return-value]
+
+    ended = _ended(_episode(Wordy(["c>"])).start())
+    assert (ended.status, ended.error) == (Status.ENV_ERROR, "observe: TypeError: got str, expected an Observation")
+    episode = _episode(Talk(["c>"], Verdict(status=Status.UNKNOWN, reward=1.0)))
+    episode.start()
+    assert _ended(episode.advance(_generation([1, EOS]))).status is Status.GRADER_ERROR
+
+
+def test_an_async_session_moves_to_the_event_loop() -> None:
+    class Remote(Talk):
+        async def act(self, text: str, truncated: bool) -> None:  # type: ignore[override]
+            self.heard.append((text, truncated))
+
+    talk = Conversation(One(Remote(["c>"])), _request())
+    assert not talk.on_loop
+    assert isinstance(_now(talk.take(Said(None))), Moved)
+    assert talk.on_loop
+    assert _now(talk.take(Said(None))) == Observation(text="c>")
+    assert _now(talk.take(Said("ab"))) == Verdict(status=Status.OK, reward=0.5, parts={"x": 1.0})

@@ -4,78 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from infra.daemon import Daemon
-from infra.heartbeat import Heart
-from infra.memory_log import MemoryLog
-from infra.weights.follower import FetchedWeights, Follower
+from infra.weights.follower import FetchedWeights
 from producers.inbox import find_inbox
-from producers.rollout_worker import RolloutWorker
-from schemas.records import Claim, Request, Sampling, State, Status, Trajectory, Version
-from support.loop import Clock, Codec, StubHeart, append, make_daemon, make_log, make_settings, said
-from support.samples import claim, heartbeat, request
-
-
-class Weights:
-    """What the follower has ready."""
-
-    error = ""
-
-    def __init__(self) -> None:
-        self.ready: FetchedWeights | None = None
-
-    def take(self) -> FetchedWeights | None:
-        taken, self.ready = self.ready, None
-        return taken
-
-
-class Scene:
-    """A log and one session of a worker."""
-
-    def __init__(self, folder: Path, clock: Clock, **tables: Any) -> None:
-        self.clock, self.folder = clock, folder
-        settings = make_settings(folder, **tables)
-        self.log: MemoryLog = make_log(settings, clock_ms=clock.ms)
-        self.daemon: Daemon = make_daemon(self.log, settings, name="w0")
-        self.heart, self.weights = StubHeart("s1"), Weights()
-        self.claim(1, "a")
-        inbox = find_inbox(self.daemon, "s1")
-        assert inbox is not None
-        first = FetchedWeights(Version(1, 0), folder, "digest-0")
-        self.worker = RolloutWorker(self.daemon, cast(Heart, self.heart), cast(Follower, self.weights), first, inbox)
-
-    def claim(self, epoch: int, nonce: str) -> None:
-        record: Claim = claim(role="dispatch", epoch=epoch, nonce=nonce)
-        append(self.log, "control", record)
-        append(self.log, "requests", record)
-
-    def ask(self, index: int = 0, **changes: Any) -> Request:
-        fields: dict[str, Any] = {
-            "epoch": 1, "nonce": "a", "group": "g00000000", "group_size": 3, "index": index, "partition": 0, "payload": "",
-            "session": "s1", "min_version": 0, "lifetime_ms": 6000, "sampling": Sampling(max_tokens=3), "seed": index,
-        }  # fmt: skip
-        record: Request = request(**fields | changes)
-        append(self.log, "requests", record)
-        return record
-
-    def turns(self, count: int = 8) -> None:
-        for _ in range(count):
-            self.clock.now_s += 0.05
-            self.worker.turn()
-
-    def published(self) -> list[Trajectory]:
-        return [record for record in said(self.log, "trajectories") if isinstance(record, Trajectory)]
+from schemas.records import State, Status, Version
+from support.loop import append
+from support.rollout_scene import Scene, install
+from support.samples import heartbeat
 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Scene]]:
-    clock = Clock()
-    for module in ("rollout_worker", "outbox", "inbox"):
-        monkeypatch.setattr(f"producers.{module}.time", clock)
-    monkeypatch.setattr("producers.rollout_worker.Tokenizer", Codec)
+    clock = install(monkeypatch)
     scenes: list[Scene] = []
 
     def made(**tables: Any) -> Scene:
@@ -163,14 +106,14 @@ def test_weights_are_swapped_in_flight(scene: Scene, monkeypatch: pytest.MonkeyP
 def test_a_broken_environment_costs_one_trajectory_and_not_the_worker(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = scene.worker._environment.open
+    real = scene.worker._episodes._environment.open
 
     def opens(item: int, payload: str, seed: int) -> Any:
         if item == 13:
             raise RuntimeError("no sandbox")
         return real(item, payload, seed)
 
-    monkeypatch.setattr(scene.worker._environment, "open", opens)
+    monkeypatch.setattr(scene.worker._episodes._environment, "open", opens)
     scene.ask(0, item=13)
     scene.ask(1)
     scene.turns()
@@ -258,3 +201,14 @@ def test_a_session_waits_for_the_broker_before_it_takes_an_inbox(scene: Scene, m
     inbox.close()
     scene.daemon.stop.request()
     assert find_inbox(scene.daemon, "s9") is None
+
+
+def test_heartbeats_say_what_the_worker_can_do(make: Callable[..., Scene]) -> None:
+    scene = make(rollout={"tags": ["sandbox", "gpu"]})
+    scene.ask(0)
+    scene.turns()
+    state, beat = scene.heart.beats[-1]
+    assert (state, beat["labels"]["tags"], beat["capacity"]) == (State.SERVING, "sandbox,gpu", 6)
+    assert (beat["published"], beat["partials"], beat["stuck_calls"]) == (1.0, 0.0, 0.0)
+    first = next(fields for _, fields in scene.heart.beats if fields["tokens_per_s"])
+    assert first["tokens_per_s"] == scene.worker._episodes.num_sampled / 2.0

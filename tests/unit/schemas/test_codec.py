@@ -135,7 +135,7 @@ def test_kind_is_none_for_what_is_not_ours() -> None:
         assert kind(data) is None
 
 
-# Reading what is no record (O10)
+# Reading what is no record
 
 
 @pytest.mark.parametrize(

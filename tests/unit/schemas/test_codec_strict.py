@@ -1,4 +1,4 @@
-"""Strict writes: whatever a schema cannot hold fails before anything is sent, naming its field (O02)."""
+"""Strict writes: whatever a schema cannot hold fails before anything is sent, naming its field."""
 
 from __future__ import annotations
 

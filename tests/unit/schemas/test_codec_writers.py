@@ -1,4 +1,4 @@
-"""Schemas: of other writers, older and newer (O01), hostile ones, and the lint of our own."""
+"""Schemas: of other writers, older and newer, hostile ones, and the lint of our own."""
 
 from __future__ import annotations
 

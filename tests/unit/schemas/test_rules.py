@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,8 @@ from schemas.rules.accounting import At, Books, balance
 from schemas.rules.claims import Claims
 from schemas.rules.closing import Arrival, GroupCloser
 from schemas.rules.ledger import Ledger
-from schemas.rules.planning import STALE, VOID_VERSION, Waiting, choose, set_aside
+from schemas.rules.planning import NO_LOGPROBS, STALE, VOID_VERSION, Chosen, Waiting, choose, set_aside
+from schemas.rules.versions import GIVEN
 
 CLAIMS = st.lists(st.tuples(st.integers(1, 6), st.sampled_from("abc")), max_size=20)
 
@@ -149,6 +151,36 @@ def test_oldest_version_goes_first_within_the_window() -> None:
         entries, version=5, batch_groups=1, max_staleness=5, window=3, in_lineage=lambda epoch, version: True
     )
     assert chosen.samples[0].offset == 2, "offset 3 is older, but behind the window"
+
+
+def given_group(offset: int, *, own: bool = True) -> Waiting:
+    """A demonstration: imported early, read late."""
+    return Waiting(Address(0, offset, offset, 1), offset, 0, frozenset({GIVEN}), own)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_demonstrations_have_no_age_and_no_logprobs(own: bool) -> None:
+    entries = [given_group(n, own=own) for n in range(3)]
+
+    def plan(takes_given: bool) -> Chosen:
+        return choose(
+            entries, version=40, batch_groups=2, max_staleness=0, window=4,
+            in_lineage=lambda epoch, version: epoch > 0, takes_given=takes_given,
+        )  # fmt: skip
+
+    assert [a.offset for a in plan(True).samples] == [0, 1] and plan(True).max_age == -1 and not plan(True).drops
+    assert [(d.offset, d.reason, d.age) for d in plan(False).drops] == [(n, NO_LOGPROBS, -1) for n in range(3)]
+    assert not plan(False).samples
+
+
+def test_what_the_policy_sampled_goes_before_no_demonstration_of_its_step() -> None:
+    """Within a window the oldest version goes first; a demonstration counts as new."""
+    sampled = Waiting(Address(0, 9, 9, 1), 9, 38, frozenset({(1, 38)}), True)
+    chosen = choose(
+        [given_group(0), sampled], version=40, batch_groups=1, max_staleness=4, window=4,
+        in_lineage=lambda epoch, version: True, takes_given=True,
+    )  # fmt: skip
+    assert chosen.samples[0].offset == 9 and chosen.max_age == 2
 
 
 class Simulation:

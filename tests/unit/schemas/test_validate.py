@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -75,7 +77,7 @@ def test_an_unknown_status_is_never_trained() -> None:
     assert refusal(kept).reason == DeadReason.UNKNOWN_STATUS
 
 
-# O05 and O12: a failure is not a reward, and a reward is a finite number
+# A failure is not a reward, and a reward is a finite number
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status != Status.UNKNOWN])
@@ -101,7 +103,7 @@ def test_an_attempt_that_failed_before_its_first_token_is_sound() -> None:
     check(trajectory(status=Status.ENV_ERROR, reward=None, error="sandbox lost", **nothing))
 
 
-# Columns (O15 and what surrounds it). The example: 3 prompt, 2 sampled, 1 tool, 1 sampled.
+# Columns. The example: 3 prompt, 2 sampled, 1 tool, 1 sampled.
 
 
 def test_a_mask_may_be_thinner_than_the_sampled_tokens() -> None:
@@ -249,3 +251,35 @@ def test_a_kept_member_has_sampled_tokens() -> None:
         "num_sampled": 0,
     }
     assert "num_sampled" in refusal(outcome(members=(member(**nothing),))).detail
+
+
+def test_whoever_checked_the_members_may_leave_their_columns_out_and_nothing_else() -> None:
+    broken = replace(member(), tokens=b"\x00" * 3)
+    place: dict[str, Any] = {"run": "demo", "policy": "main", "partition": 1}
+    sound = outcome()
+    others = tuple(one for one in sound.members if one.index != broken.index)
+    check_outcome(replace(sound, members=(broken, *others)), **place, columns=False)
+    refusal(replace(sound, members=(broken, *others)))
+    changes: list[dict[str, Any]] = [{"advantage": NAN}, {"reward": None}, {"temperature": 0.0}, {"num_sampled": 0}]
+    for change in [*changes, {"index": 99}]:
+        with pytest.raises(RecordError):
+            check_outcome(replace(sound, members=(replace(member(), **change), *others)), **place, columns=False)
+
+
+@pytest.mark.parametrize("size", [3, 4096, 4097])
+@pytest.mark.parametrize("bad", [INF, -INF, NAN, -NAN, 1.0, 2 * LOGPROB_SLACK, 3e38])
+def test_bad_logprobs_are_found_in_short_and_long_sequences(size: int, bad: float) -> None:
+    values = np.full(size, -3e38, dtype=np.float32)  # the largest top byte that may be good
+    values[: size // 2] = LOGPROB_SLACK / 2
+    columns: dict[str, Any] = {
+        "tokens": pack_ints([2**31 - 1] * size),
+        "loss_mask": pack_bits([True] * size),
+        "segments": (Segment(Role.SAMPLED, size),),
+        "versions": (VersionRun(1, 1, size),),
+    }
+    check(trajectory(**{**columns, "logprobs": pack_floats(values)}), max_tokens=5000)
+    values[size - 1] = bad
+    assert "logprobs" in refusal(trajectory(**{**columns, "logprobs": pack_floats(values)}), max_tokens=5000).detail
+    values[size - 1] = 0.0
+    columns["tokens"] = pack_ints([*[7] * (size - 1), -1])
+    assert "token id -1" in refusal(trajectory(**{**columns, "logprobs": pack_floats(values)}), max_tokens=5000).detail

@@ -145,7 +145,7 @@ def test_a_loss_of_ones_own_is_taken_with_its_settings() -> None:
     ],
 )
 def test_wrong_names_and_settings_are_refused_before_anything_runs(
-    names: dict[str, str], settings: dict[str, dict[str, float]], said: str
+    names: dict[str, Any], settings: dict[str, dict[str, float]], said: str
 ) -> None:
     with pytest.raises(SettingError, match=said):
         make_algorithms(**names, settings=settings)

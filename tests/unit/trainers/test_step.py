@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from support.models import model_folder
 from support.training import make_row, make_stepper, random_rows
 from trainers.batching import pad
-from trainers.model import load_policy, token_logprobs, weights_digest
+from trainers.model import checkpoint_gradients, load_policy, token_logprobs, weights_digest
 from trainers.step import Stepper
 
 pytestmark = pytest.mark.model
@@ -133,6 +134,63 @@ def test_the_seed_deals_the_rows_and_the_same_seed_repeats_the_step() -> None:
         stepper.execute(random_rows(12), step=0, seed=seed)
         digests.append(digest(stepper))
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_epochs_train_on_each_part_again_against_the_same_proximal() -> None:
+    rows = random_rows(12)
+    once, twice = make_stepper(updates_per_step=3), make_stepper(updates_per_step=3, epochs=2)
+    once.execute(rows, step=0, seed=0)
+    metrics = twice.execute(rows, step=0, seed=0).as_dict()
+    assert metrics["updates"] == 6
+    assert metrics["tokens"] == 2 * sum(row.num_trainable for row in rows)
+    assert digest(once) != digest(twice)
+    alone = make_stepper(epochs=2).execute(rows, step=0, seed=0).as_dict()
+    assert alone["updates"] == 2 and alone["ratio"] != 1.0
+
+
+def test_gradient_checkpointing_changes_not_one_bit_and_runs_layers_again() -> None:
+    plain, saving = make_stepper(), make_stepper()
+    attentions: list[Any] = [module for module in saving.model.modules() if hasattr(module, "attention_dropout")]
+    assert attentions
+    for module in attentions:
+        module.attention_dropout = 0.5
+    saving.model.add_module("unused_dropout", torch.nn.Dropout(0.5))
+    checkpoint_gradients(saving.model)
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    norm = next(module for name, module in saving.model.named_modules() if name.endswith("input_layernorm"))
+    norm.register_forward_pre_hook(count)
+    assert plain.execute(random_rows(6), step=0, seed=0) == saving.execute(random_rows(6), step=0, seed=0)
+    assert digest(plain) == digest(saving)
+    assert calls >= 2, "no layer ran twice"
+    assert saving.model.get_submodule("unused_dropout").p == 0.0
+
+
+def test_a_step_left_between_micro_batches_leaves_whole_weights_or_says_that_they_are_not() -> None:
+    class Left(Exception):
+        pass
+
+    def leave_at(stepper: Stepper, number: int) -> None:
+        count = itertools.count()
+
+        def between() -> None:
+            if next(count) == number:
+                raise Left
+
+        with pytest.raises(Left):
+            stepper.execute(random_rows(12), step=0, seed=0, between=between)
+
+    stepper = make_stepper(micro_batch_tokens=60)
+    before = digest(stepper)
+    leave_at(stepper, 2)
+    assert stepper.clean and digest(stepper) == before
+    several = make_stepper(micro_batch_tokens=10_000, updates_per_step=2)
+    leave_at(several, 3)  # two passes for the proximal, then the second update
+    assert not several.clean and digest(several) != before
 
 
 def test_a_step_pushes_good_tokens_up_and_bad_ones_down() -> None:

@@ -16,12 +16,13 @@ from infra.settings import Settings
 from infra.weights.announce import Heads, read_heads
 from schemas.errors import LogGap, Superseded
 from schemas.records import Announcement, Claim, Plan, PlanDrop, Result
-from support.loop import StubHeart, append, make_daemon, make_log, make_settings, said
+from support.loop import Clock, StubHeart, append, make_daemon, make_log, make_settings, said
 from support.outcomes import make_outcome
 from support.points import Crash, ledger_of, start_trainer, train
 from support.samples import claim, plan
 from support.simulation import CountingLearner, Disk
-from trainers.trainer import Trainer, Training
+from trainers.trainer import Trainer
+from trainers.turns import Turns
 
 
 class Scene:
@@ -169,7 +170,7 @@ def test_a_successor_publishes_what_its_predecessor_could_not(scene: Scene) -> N
 
 
 def test_a_superseded_trainer_ends_at_its_next_look(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainers.trainer._WATCH_S", 0.0)
+    monkeypatch.setattr("trainers.own_ledger.WATCH_S", 0.0)
     old = scene.start()
     old.take_over()
     new = scene.start()
@@ -250,7 +251,8 @@ def test_a_store_that_is_away_is_waited_for(
 
 
 def test_a_broker_that_is_away_is_waited_for(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
-    training = Training(make_daemon(scene.log, scene.settings, store=scene.store), cast(Heart, StubHeart()))
+    daemon, heart = make_daemon(scene.log, scene.settings, store=scene.store), cast(Heart, StubHeart())
+    training = Turns(lambda: Trainer(daemon, heart), heart)
     scene.log.away = True
     assert [training.turn() for _ in range(7)] == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     scene.log.away = False
@@ -274,6 +276,57 @@ def test_removed_outcomes_end_the_process_with_their_number(scene: Scene) -> Non
     scene.log.delete_before(Place("demo.main.samples", 0), 2)
     with pytest.raises(LogGap, match="2 records"):
         turns(trainer)
+    trainer.close()
+
+
+def test_a_starved_trainer_says_what_it_waits_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("trainers.trainer.time", clock)
+    trainer = scene.start()
+    trainer.take_over()
+    scene.outcomes(1)
+    for now_s in (1.0, 9.0, 11.0, 12.0, 25.0):
+        clock.now_s = now_s
+        trainer.turn()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "waiting" in line]
+    assert ["waiting 11 s" in lines[0], "waiting 25 s" in lines[1], len(lines)] == [True, True, 2]
+    assert "for outcomes of step 0: 1 of 2 groups there" in lines[0]
+    trainer.close()
+
+
+def test_a_step_s_figures_say_where_the_time_went(scene: Scene) -> None:
+    scene.outcomes(2)
+    trainer = scene.start()
+    trainer.take_over()
+    turns(trainer, 2)
+    shares = {name: value for name, value in trainer._metrics.items() if name.startswith("time.")}
+    assert set(shares) == {
+        f"time.{cause}" for cause in ("gather", "step", "record", "publish", "checkpoint", "starved")
+    }
+    assert sum(shares.values()) == pytest.approx(1.0, abs=1e-4)
+    trainer.close()
+
+
+def test_samples_are_read_and_successors_seen_while_a_step_runs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = scene.start()
+    trainer.take_over()
+    execute = trainer._learner.execute
+    seen: list[int] = []
+
+    def slow(plan: Plan, outcomes: Any, meanwhile: Callable[[], None] | None = None) -> Any:
+        scene.outcomes(2, version=(1, 0))
+        assert meanwhile is not None
+        for _ in range(3):
+            meanwhile()
+        seen.append(len(trainer._backlog.waiting()))
+        return execute(plan, outcomes)
+
+    monkeypatch.setattr(trainer._learner, "execute", slow)
+    scene.outcomes(2)
+    turns(trainer, 1)
+    assert seen == [4], "two that are trained on, and two that came meanwhile"
     trainer.close()
 
 

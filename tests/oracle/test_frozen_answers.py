@@ -1,4 +1,4 @@
-"""The frozen answers are still verl's: needs verl 0.9.1 in this environment (see make_advantages.py); skipped without."""
+"""The frozen answers are still verl's, TRL's and AReaL's: needs them here (see the makers beside this file); skipped without."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 pytestmark = pytest.mark.oracle
 
 
-def _maker() -> Any:
-    spec = importlib.util.spec_from_file_location("make_advantages", Path(__file__).with_name("make_advantages.py"))
+def _maker(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -22,10 +22,15 @@ def _maker() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_frozen_answers_are_verls() -> None:
-    if importlib.util.find_spec("verl") is None:
-        pytest.skip(f"verl is not installed beside {sys.executable}")
-    maker = _maker()
+@pytest.mark.parametrize(
+    ("name", "packages"),
+    [("make_advantages", ["verl"]), ("make_losses", ["verl", "trl"]), ("make_admission", ["areal"])],
+)
+def test_the_frozen_answers_are_theirs(name: str, packages: list[str]) -> None:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: not installed beside {sys.executable}")
+    maker = _maker(name)
     _same(json.loads(maker.FIXTURES.read_text("utf-8")), maker.make(), "")
 
 

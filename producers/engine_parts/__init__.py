@@ -1,0 +1,1 @@
+"""What engines are built from; the engines themselves are in `producers.engines`."""

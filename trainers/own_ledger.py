@@ -1,0 +1,77 @@
+"""The trainer's side of `steps`: its claim, the ledger folded from the topic, and records that count or end it."""
+
+from __future__ import annotations
+
+import time
+
+from infra.daemon import Daemon
+from infra.log import Envelope, Place
+from infra.ownership import Ownership, catch_up, read_record, start_positions
+from schemas.codec import encode
+from schemas.errors import BrokerError, Superseded
+from schemas.names import topic
+from schemas.records import Claim, Plan, Result
+from schemas.rules.ledger import Ledger
+
+SEND_S = 30.0
+CATCH_UP_S = 300.0
+WATCH_S = 1.0
+
+
+class OwnLedger:
+    """`steps`, read up to what one trainer has written there."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._log = daemon.log
+        self.topic = topic(daemon.settings.run.name, daemon.policy, "steps")
+        self._place = Place(self.topic, 0)
+        self.ledger = Ledger()
+        self.ownership = Ownership("train", daemon.settings.run.name, daemon.policy, [self._place])
+        self._watched_at = 0.0
+        self._mine: tuple[int, bool] = (-1, False)
+        """Offset of the record written last on steps, and whether it counts there."""
+        self._writer = self._log.writer()
+        try:
+            self._reader = self._log.reader(start_positions(self._log, [self.topic]))
+        except BrokerError:
+            self._writer.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._reader.close()
+        self._writer.close()
+
+    def catch_up(self, timeout_s: float = CATCH_UP_S) -> None:
+        """Read the topic up to its present end. Raises Superseded, DeadlineExceeded."""
+        catch_up(self._log, self._reader, [self._place], self._handle, timeout_s)
+
+    def claim(self) -> Claim:
+        """Become the owner. Raises Superseded."""
+        return self.ownership.claim(self._log, self._reader, self._handle, CATCH_UP_S)
+
+    def watch(self) -> None:
+        """Look for a newer trainer's claim about once a second. Raises Superseded."""
+        if time.monotonic() - self._watched_at > WATCH_S:
+            self._watched_at = time.monotonic()
+            for envelope in self._reader.poll(0.0):
+                self._handle(envelope)
+
+    def append(self, record: Plan | Result) -> None:
+        """Append a record and read the ledger up to it. Raises Superseded when it does not count there."""
+        ack = self._writer.send(self.topic, 0, encode(record)).result(SEND_S)
+        self._mine = (ack.offset, False)  # others' void records may stand before it: only this one is asked about
+        self.catch_up(SEND_S)
+        if self._mine != (ack.offset, True):
+            raise Superseded(
+                f"{type(record).__name__} of step {record.step} at offset {ack.offset} of {self.topic} does not "
+                f"count: epoch {record.epoch} no longer owns it; this trainer ends"
+            )
+
+    def _handle(self, envelope: Envelope) -> None:
+        record = read_record(envelope)
+        counts = self.ledger.take(envelope.offset, record)
+        if envelope.offset == self._mine[0]:
+            self._mine = (envelope.offset, counts)
+        if isinstance(record, Claim):
+            self.ownership.saw(envelope, record)
