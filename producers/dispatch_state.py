@@ -14,6 +14,9 @@ from schemas.rules import admission
 
 __all__ = ["DispatchState", "Limits"]
 
+_GONE_TRIES = 8
+"""A member that kills whatever worker begins it takes no more of them with it."""
+
 
 class DispatchState(DispatchFold):
     """What to ask, re-issue and close."""
@@ -93,15 +96,17 @@ class DispatchState(DispatchFold):
     def overdue(self, now_s: float) -> list[tuple[Group, int]]:
         """Members to ask for once more: their worker is gone, or nothing was heard of them for too long.
 
-        Only once without progress, see `producers.resuming.num_fruitless`.
+        Only once without progress, see `producers.resuming.num_fruitless`; up to `_GONE_TRIES` times where the worker is
+        gone: on borrowed machines a member may die in the queues of several workers before it is begun.
         """
         found = []
         for group in self.groups.values():
             if group.closing:
                 continue
             for index, asked in group.asked.items():
-                lost = asked.session not in self.workers or now_s - asked.asked_s > self.limits.reissue_after_s
-                if lost and not asked.arrived and self._worth_asking(asked, self._chunks_of(group, index)):
+                gone = asked.session not in self.workers
+                lost = gone or now_s - asked.asked_s > self.limits.reissue_after_s
+                if lost and not asked.arrived and self._worth_asking(asked, self._chunks_of(group, index), gone):
                     found.append((group, index))
         return found
 
@@ -113,9 +118,9 @@ class DispatchState(DispatchFold):
         return self._chunks.get(group.name, {}).get(index) or Chunks()
 
     @staticmethod
-    def _worth_asking(asked: Asked, chunks: Chunks) -> bool:
-        """Whether it was never asked for again in vain, or the next attempt goes on from more than this one did."""
-        if not num_fruitless(asked.resumes, chunks):
+    def _worth_asking(asked: Asked, chunks: Chunks, gone: bool) -> bool:
+        """Whether it was not asked for too often in vain, or the next attempt goes on from more than this one did."""
+        if num_fruitless(asked.resumes, chunks) < (_GONE_TRIES if gone else 1):
             return True
         return chunks.num_sampled(chunks.best()) > chunks.num_sampled(asked.resumes.get(asked.attempt, ()))
 

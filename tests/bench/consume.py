@@ -7,6 +7,7 @@ worst size.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -44,7 +45,8 @@ def compare(bench: Bench, found: Broker, stretches: dict[str, tuple[int, int]]) 
         for name, (size_bytes, count) in stretches.items():
             topic = f"consume-{name.replace(' ', '-').lower()}"
             fill(found, log, topic, size_bytes, count * (bench.rounds + 2))
-            times = bench.measure(f"{count:,} records of {name}", make_sides(found, log, topic, count))
+            with contextlib.ExitStack() as clients:
+                times = bench.measure(f"{count:,} records of {name}", make_sides(found, log, topic, count, clients))
             ratios[name] = ratio(times["bare client"], times["ours"])
             speed = count * size_bytes / times["ours"].median_us("wall")
             bench.note(
@@ -67,18 +69,21 @@ def fill(found: Broker, log: KafkaLog, topic: str, size_bytes: int, count: int) 
     writer.close()
 
 
-def make_sides(found: Broker, log: KafkaLog, topic: str, count: int) -> list[Side]:
-    """Ours, and two loops on the bare client."""
-    reader = log.reader({Place(topic, partition): 0 for partition in range(PARTITIONS)})
+def make_sides(found: Broker, log: KafkaLog, topic: str, count: int, clients: contextlib.ExitStack) -> list[Side]:
+    """Ours, and two loops on the bare client; `clients` closes them."""
+    reader = clients.enter_context(contextlib.closing(log.reader({Place(topic, n): 0 for n in range(PARTITIONS)})))
 
     def ours() -> tuple[int, int]:
         values = [envelope.value or b"" for envelope in reader.poll(1.0, MAX_RECORDS)]
         return len(values), sum(map(len, values))
 
     plain = KafkaConsumer(bootstrap_servers=[found.bootstrap], auto_offset_reset="earliest", enable_auto_commit=False)
+    bare = found.bare(KafkaConsumer)
+    clients.callback(plain.close)
+    clients.callback(bare.close)
     return [
         Side("ours", Stretch(ours, count)),
-        Side("bare client", Stretch(_loop(found.bare(KafkaConsumer), topic), count)),
+        Side("bare client", Stretch(_loop(bare, topic), count)),
         Side("bare client, its defaults", Stretch(_loop(plain, topic), count)),
     ]
 

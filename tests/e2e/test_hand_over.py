@@ -143,7 +143,6 @@ def test_unfinished_episodes_go_on_elsewhere_from_the_last_token(daemons: Daemon
             first = found.segments[0].count
             assert tokens[first:] == [at % 2 for at in range(first, len(tokens))], "none twice, none missing"
             assert len(tokens) - first == 40 and found.attempt > 0
-            assert found.resumed_tokens >= 8
             chunks = [one for one in _records(log, "partials") if isinstance(one, Partial)]
             mine = [one for one in chunks if (one.group, one.index) == (found.group, found.index)]
             assert found.resumed_tokens <= max(one.end for one in mine) - first

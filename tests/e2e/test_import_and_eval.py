@@ -57,6 +57,7 @@ def demonstrations(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.prove
 def test_an_import_counts_once_and_a_bad_file_not_at_all(served: Home, finished: Finished, tmp_path: Path) -> None:
     path = demonstrations(tmp_path / "demos.jsonl", 1200)
     config = ("--config", str(finished.config), "--policy", "alpha", "--set", 'policies.alpha.source.run="demos"')

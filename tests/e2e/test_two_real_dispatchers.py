@@ -79,6 +79,7 @@ def daemons(served: Home) -> Iterator[Daemons]:
     found.kill()
 
 
+@pytest.mark.prove
 def test_one_stopped_and_continued_and_one_killed(daemons: Daemons) -> None:
     settings = load(daemons.config, daemons.sets).settings
     for role in ("train", "process", "rollout"):

@@ -157,15 +157,18 @@ class Ran:
 def side_by_side(loads: Mapping[Key, Load]) -> dict[Key, Ran]:
     """Run all of them at the same time, each in a process of its own."""
     context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(len(loads), mp_context=context, max_tasks_per_child=1) as pool:
-        futures = {name: pool.submit(drive, load) for name, load in loads.items()}
+    with (
+        tempfile.TemporaryDirectory(prefix="offsetrl-paced-", ignore_cleanup_errors=True) as root,
+        ProcessPoolExecutor(len(loads), mp_context=context, max_tasks_per_child=1) as pool,
+    ):
+        named = enumerate(loads.items())
+        futures = {name: pool.submit(drive, load, Path(root) / str(number)) for number, (name, load) in named}
         return {name: future.result() for name, future in futures.items()}
 
 
-def drive(load: Load) -> Ran:
+def drive(load: Load, folder: Path) -> Ran:
     """Run the daemons for `run_s` seconds; they are left running, so this process should end soon after."""
     structlog.configure(processors=[drop_lines])
-    folder = Path(tempfile.mkdtemp(prefix="offsetrl-paced-"))
     settings, log, store = load.settings(folder), MemoryLog(), MemoryStore()
     started_ms = log.clock_ms()
     log.create(topic_specs(settings))

@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import os
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -156,6 +157,7 @@ class Fleet:
             self.conductor.kill()
             self.conductor.join()
         self.log.close()
+        shutil.rmtree(self.settings.run.folder, ignore_errors=True)
 
     def alive_s(self, start_s: float, end_s: float) -> float:
         """Slot-seconds of living workers within a stretch of time; a worker lives from its first sign of serving on."""

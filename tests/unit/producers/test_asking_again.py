@@ -71,13 +71,24 @@ def test_a_worker_that_drains_gets_nothing_more_and_keeps_what_it_has(scene: Sce
     assert [request.session for request in again(scene)] == ["s2"]
 
 
-def test_without_progress_it_is_asked_for_once_more_and_then_closed(scene: Scene) -> None:
+def test_without_progress_a_living_worker_is_asked_once_more_and_the_group_is_closed_then(scene: Scene) -> None:
     scene.turn()
-    for session in ("s2", "s3", "s4"):
-        scene.worker(session, inbox=1)
-        scene.worker(f"s{int(session[1]) - 1}", State.LEFT)
-        scene.turn()
+    for _ in range(3):
+        scene.turn(10.5)
+        scene.worker("s1")
     assert [request.attempt for request in again(scene)] == [1]
+    scene.turn(61.0)
+    assert [close.reason for close in scene.closes()] == ["lifetime"]
+
+
+def test_a_member_that_dies_with_its_workers_is_asked_for_eight_times_more_and_then_closed(scene: Scene) -> None:
+    """It may have died in their queues, before it was begun; or it may be what kills them."""
+    scene.turn()
+    for number in range(2, 13):
+        scene.worker(f"s{number}", inbox=1)
+        scene.worker(f"s{number - 1}", State.LEFT)
+        scene.turn()
+    assert [request.attempt for request in again(scene)] == list(range(1, 9))
     scene.turn(61.0)
     assert [close.reason for close in scene.closes()] == ["lifetime"]
 
@@ -94,7 +105,7 @@ def test_a_re_issue_that_goes_on_from_further_tokens_does_not_count(scene: Scene
     scene.worker("s5", inbox=1)
     scene.worker("s4", State.LEFT)
     scene.turn()
-    assert len(again(scene)) == 3
+    assert len(again(scene)) == 4, "in vain, but its worker is gone"
     scene.turn(61.0)
     assert [close.reason for close in scene.closes()] == ["lifetime"], "a lifetime is the bound, whatever the progress"
 
