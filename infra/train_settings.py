@@ -74,6 +74,17 @@ class TrainTable(Table):
     gradient_checkpointing: bool = Field(
         False, description="Keep no activations inside layers and compute them again: less memory, a third more time."
     )
+    lora_rank: int = Field(
+        0, ge=0, le=1024, description="Rank of a LoRA adapter, which alone is trained; 0: all weights are."
+    )
+    lora_alpha: float = Field(32.0, gt=0, description="What the adapter adds is multiplied by lora_alpha / lora_rank.")
+    lora_targets: list[str] = Field(
+        default_factory=list,
+        description="Linear layers with an adapter, by last name (q_proj, ...); none: all but the output layer.",
+    )
+    lora_publish: Literal["merged", "adapter"] = Field(
+        "merged", description="Publish whole weights, or the adapter alone beside the base's files."
+    )
     threads: int = Field(
         1, ge=0, description="CPU threads of each rank; fixed threads make steps repeatable bit for bit."
     )
@@ -110,6 +121,10 @@ class TrainTable(Table):
                 f"max_staleness is {self.max_staleness} without an off-policy correction: set correction to "
                 "'token-truncated', or max_staleness to 0, or allow_uncorrected to true"
             )
+        if self.lora_rank and self.shard:
+            raise ValueError("lora_rank and shard exclude each other: set lora_rank to 0, or shard to false")
+        if not self.lora_rank and (self.lora_targets or self.lora_publish != "merged"):
+            raise ValueError("lora_targets or lora_publish without an adapter: set lora_rank, or leave them out")
         if self.reference is not None and self.reference_version:
             raise ValueError("reference and reference_version exclude each other: leave one of them out")
         return self

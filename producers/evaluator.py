@@ -23,6 +23,7 @@ from infra.heartbeat import Heart
 from infra.lifecycle import Exit
 from infra.log import Envelope, Reader
 from infra.ownership import catch_up, read_record, start_positions
+from infra.weights.adapter import loadable
 from infra.weights.fetch import fetch, listed, load_manifest, prune
 from producers.agenda import Agenda, Wanted, check_split
 from producers.calls import Calls
@@ -189,7 +190,7 @@ class Evaluator:
         head = self.agenda.heads.head
         digest = head.digest if head and head.name == name else ""
         manifest = load_manifest(self._daemon.store, self._run, self._policy, name, digest)
-        folder = fetch(self._daemon.store, manifest, manifest.digest, self._root)
+        folder = loadable(fetch(self._daemon.store, manifest, manifest.digest, self._root))
         if self._engine is None:
             self._start(folder, name)
         elif self._engine.version != name:

@@ -91,6 +91,10 @@ def open_trackers(names: Sequence[str], run_name: str, folder: Path) -> list[Tra
         kind = LOGGER_TYPE_TO_CLASS[name]
         given = {"logging_dir": str(folder)} if kind.requires_logging_directory else {}
         tracker = kind(run_name, **given)
-        tracker.start()
+        try:
+            tracker.start()
+        except OSError as error:  # a disk that is full, say: it costs the copy, never the training
+            structlog.get_logger("offsetrl.health").warning("a tracker is left out", tracker=name, error=str(error))
+            continue
         found.append(tracker)
     return found

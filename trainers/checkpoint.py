@@ -57,6 +57,8 @@ class Meta:
     """Next offset of `steps`."""
     samples: Mapping[int, SamplesPosition]
     """By partition: where `samples` must be read from, and the closing offset before that place."""
+    base: str = ""
+    """SHA-256 over the frozen weights that an adapter was trained on; empty: there is no adapter."""
 
 
 class Order(NamedTuple):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from infra.daemon import Daemon
 from infra.train_settings import TrainTable
+from infra.weights.adapter import loadable
 from infra.weights.fetch import fetch, load_manifest
 from schemas.codec import decode, encode
 from schemas.errors import ObjectMissing, SettingError
@@ -49,10 +50,16 @@ def make_stepper(table: TrainTable, folder: Path, reference: Path | None = None)
     )
     make_deterministic(table.threads)
     model = load_policy(folder, dtype=table.dtype)
+    if table.lora_rank:
+        from trainers.lora import WithoutAdapter, add_adapter  # peft
+
+        model = add_adapter(model, table)
     if table.gradient_checkpointing:
         checkpoint_gradients(model)
     pinned: Policy | None = None
-    if algorithms.needs_reference or reference is not None:
+    if table.lora_rank and reference is None and algorithms.needs_reference:
+        pinned = WithoutAdapter(model)
+    elif algorithms.needs_reference or reference is not None:
         pinned = load_policy(reference or folder, dtype=table.dtype).requires_grad_(False)
     return Stepper(model, algorithms, optimisation(table), make_accelerator(shard=table.shard), pinned)
 
@@ -90,7 +97,8 @@ def reference_folder(daemon: Daemon) -> Path | None:
         raise SettingError(
             f"train.reference_version: there is no version {table.reference_version}: {error}"
         ) from error
-    return fetch(daemon.store, manifest, manifest.digest, daemon.settings.run.folder / run / policy / "reference")
+    root = daemon.settings.run.folder / run / policy / "reference"
+    return loadable(fetch(daemon.store, manifest, manifest.digest, root))
 
 
 class Crew:

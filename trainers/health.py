@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -31,22 +32,30 @@ class Health:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One step's figures. A disk that is full costs the copy, never the training."""
+        writes: list[Callable[[], object]] = [partial(t.log, dict(metrics), step=step) for t in self._trackers]
         if self._path is not None:
             line = json.dumps({"step": step, "time": round(time.time(), 3), **metrics})
-            try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
-                self._failed = False
-            except OSError as error:
-                if not self._failed:
-                    _LOG.warning("figures not written", path=str(self._path), error=str(error))
-                self._failed = True
-        for tracker in self._trackers:
-            tracker.log(dict(metrics), step=step)
+            writes.append(partial(self._write, self._path, line))
+        self._failed = not self._all(writes)
 
     def close(self) -> None:
         """Write out what trackers still hold."""
-        for tracker in self._trackers:
-            tracker.finish()
+        self._all([tracker.finish for tracker in self._trackers])
         self._trackers = []
+
+    def _write(self, path: Path, line: str) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _all(self, writes: Sequence[Callable[[], object]]) -> bool:
+        """Whether each of them could write; said once until all can again."""
+        errors: list[OSError] = []
+        for write in writes:
+            try:
+                write()
+            except OSError as error:
+                errors.append(error)
+        if errors and not self._failed:
+            _LOG.warning("figures not written", folder=str(self._folder), error=str(errors[0]))
+        return not errors

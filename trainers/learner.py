@@ -8,12 +8,13 @@ import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from infra.config import config_digest
 from infra.daemon import Daemon
-from infra.weights.publish import model_files
+from infra.weights.publish import Source, model_files
 from schemas.codec import encode
 from schemas.errors import LogTruncated, SettingError, WeightsError
 from schemas.records import Outcome, Plan
@@ -28,6 +29,9 @@ from trainers.health import Health
 from trainers.metrics import StepMetrics
 from trainers.model import tensors_digest, weights_bytes
 from trainers.ranks import join
+
+if TYPE_CHECKING:
+    from trainers.lora import LoraFiles
 
 STOP_GRACE_S = 15.0
 """A step that lasts longer than this after the daemon was told to stop is left: its plan will be executed again."""
@@ -56,9 +60,21 @@ class Learner:
         self._uploads: Uploads | None = None
         self._ranks = join(self._table.rank_timeout_s)
         self._crew = Crew(self._table, self._folder, self.config_digest, self._ranks, reference_folder(daemon))
+        self._lora = self._lora_files()
         folder = daemon.settings.run.folder / self._run / self._policy / "health"
         self._health = Health(self._table.trackers, self._run, self._policy, folder)
         self._stop_seen_s = self._rested_s = 0.0
+
+    def _lora_files(self) -> LoraFiles | None:
+        if not self._table.lora_rank:
+            return None
+        from trainers.lora import LoraFiles  # peft
+
+        return LoraFiles(self._crew.model, self._table)
+
+    @property
+    def _base(self) -> str:
+        return self._lora.base_digest if self._lora else ""
 
     def load(self, ledger: Ledger, *, first: bool) -> Mapping[int, SamplesPosition]:
         """Load the newest checkpoint whose last plan counts; where to read samples from.
@@ -72,6 +88,7 @@ class Learner:
         def objection(meta: Meta) -> str | None:
             if (meta.run, meta.policy) != (self._run, self._policy):
                 return f"it belongs to {meta.run}.{meta.policy}"
+            self._check_base(meta)
             if meta.version == 0:
                 return None
             plan = plans.get(meta.plan_offset)
@@ -104,10 +121,21 @@ class Learner:
         _LOG.info("checkpoint loaded", folder=str(found.folder), version=self.version)
         return found.meta.samples
 
+    def _check_base(self, meta: Meta) -> None:
+        """Raise SettingError for a checkpoint with an adapter on other weights than these, or of none."""
+        if meta.base != self._base:
+            known = f"an adapter on weights {meta.base[:16]}" if meta.base else "all weights, without an adapter"
+            wanted = f"an adapter on weights {self._base[:16]}" if self._base else "all weights"
+            raise SettingError(
+                f"the checkpoint of {meta.run}.{meta.policy} at version {meta.version} holds {known}, and this trainer "
+                f"trains {wanted}: keep the model and lora_rank, or begin a new run"
+            )
+
     def _fork(self, folder: Path) -> None:
         """Begin with the weights of another run's checkpoint. Raises SettingError."""
         try:
             found = checkpoint.read(folder)
+            self._check_base(found.meta)
             tensors = found.load()
             self._crew.restore(tensors if self._table.fork_optimizer else {"model": tensors["model"]})
         except WeightsError as error:
@@ -170,11 +198,13 @@ class Learner:
         """SHA-256 over the weights."""
         return tensors_digest(self._crew.weights())
 
-    def files(self) -> dict[str, bytes | Path]:
+    def files(self) -> dict[str, Source]:
         """The weights as the files of a version."""
+        if self._lora is not None:
+            return self._lora.files(self._crew.weights())
         return {**weights_bytes(self._crew.model, tensors=self._crew.weights() if self._table.shard else None)}
 
-    def first_files(self) -> dict[str, bytes | Path]:
+    def first_files(self) -> dict[str, Source]:
         """Version 0: the weights as they are trained, with the model's configuration, tokenizer and chat template."""
         given = model_files(self._folder)
         beside = {name: path for name, path in given.items() if not name.endswith(".safetensors") and name != _INDEX}
@@ -201,6 +231,7 @@ class Learner:
             plan_digest=plan_digest(plan) if plan else "",
             steps_offset=offset + 1,
             samples=samples,
+            base=self._base,
         )
 
     def _save(self, meta: Meta) -> None:

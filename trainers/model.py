@@ -18,6 +18,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from infra.weights.adapter import ADAPTER_CONFIG_NAME
 from schemas.errors import SettingError, WeightsError
 from trainers.batching import MicroBatch
 from trainers.entropy import entropies
@@ -27,6 +28,8 @@ Policy: TypeAlias = torch.nn.Module
 """A causal language model of transformers: called with `input_ids`, it gives `.logits`."""
 
 MAX_SHARD_BYTES = 1024 * 1024 * 1024
+_LORA = ".lora_"
+"""In the names of an adapter's tensors."""
 
 
 def make_deterministic(threads: int) -> None:
@@ -53,6 +56,8 @@ def load_policy(folder: Path, *, dtype: str = "float32") -> Policy:
             f"{folder} is not a model folder: it has no config.json; give a folder in the Hugging Face layout "
             "(`offsetrl model new` makes a small one)"
         )
+    if (folder / ADAPTER_CONFIG_NAME).exists():
+        raise SettingError(f"{folder} holds {ADAPTER_CONFIG_NAME}: give a folder with the adapter merged in")
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -129,10 +134,24 @@ def _from_first(numbers_BK: Tensor, batch: MicroBatch) -> Tensor:
 
 
 def model_tensors(model: Policy) -> dict[str, Tensor]:
-    """Every parameter and every saved buffer once, by name; a tied tensor stands under its first name."""
+    """Every parameter and every saved buffer once, by name; a tied tensor stands under its first name.
+
+    Of a model with an adapter: the adapter's alone, since nothing else ever changes.
+    """
+    tensors = model.state_dict()
+    return _once({name: tensors[name] for name in tensors if _LORA in name} or tensors)
+
+
+def frozen_tensors(model: Policy) -> dict[str, Tensor]:
+    """What `model_tensors` gave before an adapter was added."""
+    tensors = model.state_dict()
+    return _once({name.replace(".base_layer.", "."): tensors[name] for name in tensors if _LORA not in name})
+
+
+def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in tensors.items():
         key = (local_pointer(tensor), tuple(tensor.shape))
         if key not in seen or tensor.numel() == 0:
             seen.add(key)
@@ -154,7 +173,7 @@ def restore_model(model: Policy, tensors: Mapping[str, Tensor]) -> None:
         if given.shape != tensor.shape or given.dtype != tensor.dtype:
             raise WeightsError(
                 f"tensor {name!r} is {given.dtype} {list(given.shape)} in the checkpoint and {tensor.dtype} "
-                f"{list(tensor.shape)} in the model; use the model folder and the dtype that the run began with"
+                f"{list(tensor.shape)} in the model; use the model folder, dtype and lora_rank that the run began with"
             )
         tensor.copy_(placed_like(given, tensor))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from infra.daemon import Daemon
 from infra.log import Envelope, Place
@@ -12,6 +13,8 @@ from schemas.errors import BrokerError, Superseded
 from schemas.names import topic
 from schemas.records import Claim, Plan, Result
 from schemas.rules.ledger import Ledger
+from schemas.rules.planning import Chosen
+from schemas.seeds import derive_seed
 
 SEND_S = 30.0
 CATCH_UP_S = 300.0
@@ -22,7 +25,7 @@ class OwnLedger:
     """`steps`, read up to what one trainer has written there."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self._log = daemon.log
+        self._log, self._run, self._policy = daemon.log, daemon.settings.run, daemon.policy
         self.topic = topic(daemon.settings.run.name, daemon.policy, "steps")
         self._place = Place(self.topic, 0)
         self.ledger = Ledger()
@@ -56,6 +59,40 @@ class OwnLedger:
             self._watched_at = time.monotonic()
             for envelope in self._reader.poll(0.0):
                 self._handle(envelope)
+
+    def plan(self, chosen: Chosen, config_digest: str) -> int:
+        """Append the plan of the next step, which is returned. Raises Superseded."""
+        step = self.ledger.steps_planned
+        self.append(
+            Plan(
+                run=self._run.name,
+                policy=self._policy,
+                epoch=self.ownership.epoch,
+                nonce=self.ownership.nonce,
+                step=step,
+                samples=chosen.samples,
+                drops=chosen.drops,
+                max_age=chosen.max_age,
+                seed=derive_seed(self._run.seed, self._policy, "step", step),
+                config_digest=config_digest,
+            )
+        )
+        return step
+
+    def result(self, step: int, digest: str, metrics: Mapping[str, float]) -> None:
+        """Append what a step came to. Raises Superseded."""
+        self.append(
+            Result(
+                run=self._run.name,
+                policy=self._policy,
+                epoch=self.ownership.epoch,
+                nonce=self.ownership.nonce,
+                step=step,
+                version=step + 1,
+                digest=digest,
+                metrics=dict(metrics),
+            )
+        )
 
     def append(self, record: Plan | Result) -> None:
         """Append a record and read the ledger up to it. Raises Superseded when it does not count there."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import structlog
 
@@ -11,7 +10,7 @@ from infra.daemon import Daemon
 from infra.weights import announce
 from infra.weights.fetch import load_manifest
 from infra.weights.manifest import Manifest
-from infra.weights.publish import publish
+from infra.weights.publish import Source, publish
 from schemas.errors import StoreError
 from schemas.records import Claim
 
@@ -32,7 +31,7 @@ class Publisher:
             self._parent = load_manifest(daemon.store, claim.run, claim.policy, heads.head.name, heads.head.digest)
         self._announce = announce.announcer(daemon.log, timeout_s=_SEND_S)
 
-    def publish(self, files: Mapping[str, bytes | Path], *, version: int, step: int, plan_offset: int) -> None:
+    def publish(self, files: Mapping[str, Source], *, version: int, step: int, plan_offset: int) -> None:
         """Make a version visible, whole; it must be above `head`."""
         assert version > self.head, (version, self.head)
         published = publish(
@@ -54,7 +53,7 @@ class Publisher:
 
     def publish_patiently(
         self,
-        files: Mapping[str, bytes | Path],
+        files: Mapping[str, Source],
         *,
         version: int,
         step: int,

@@ -65,8 +65,9 @@ class Stepper:
         model = WithValues(model) if algorithms.needs_values else model
         self._reference = reference.to(self._accelerator.device) if reference is not None else None
         self._optimizer = torch.optim.AdamW(
-            model.parameters(), lr=how.learning_rate, betas=how.betas, weight_decay=how.weight_decay, fused=True
-        )
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
+            lr=how.learning_rate, betas=how.betas, weight_decay=how.weight_decay, fused=True,
+        )  # fmt: skip
         self._model, self._stepping = prepared(self._accelerator, model, self._optimizer)
         self.clean = True
         """Whether the weights are those of a whole step."""

@@ -21,10 +21,9 @@ from infra.config import config_digest
 from infra.daemon import Daemon
 from infra.heartbeat import Heart
 from infra.weights import announce
-from schemas.records import Plan, Result, State
+from schemas.records import Plan, State
 from schemas.rules.ledger import Ledger
 from schemas.rules.planning import Chosen, choose, set_aside
-from schemas.seeds import derive_seed
 from trainers.backlog import Backlog
 from trainers.demonstrations import takes_demonstrations
 from trainers.launch import others, place_of
@@ -93,7 +92,6 @@ class Trainer:
 
     def __init__(self, daemon: Daemon, heart: Heart) -> None:
         self._daemon, self._heart, self._table = daemon, heart, daemon.table.train
-        self._run_name, self._policy = daemon.settings.run.name, daemon.policy
         self._learner = make_learner(daemon)
         self._publisher: Publisher | None = None
         self._idle_s, self._starved_at = 0.0, time.monotonic()
@@ -189,21 +187,7 @@ class Trainer:
 
     def _plan(self, chosen: Chosen) -> None:
         """Append the plan and read the ledger up to it: only what counts there is executed."""
-        step = self.ledger.steps_planned
-        self._steps.append(
-            Plan(
-                run=self._run_name,
-                policy=self._policy,
-                epoch=self._steps.ownership.epoch,
-                nonce=self._steps.ownership.nonce,
-                step=step,
-                samples=chosen.samples,
-                drops=chosen.drops,
-                max_age=chosen.max_age,
-                seed=derive_seed(self._daemon.settings.run.seed, self._policy, "step", step),
-                config_digest=self._learner.config_digest,
-            )
-        )
+        step = self._steps.plan(chosen, self._learner.config_digest)
         self._backlog.done((d.partition, d.closing_offset) for d in chosen.drops)
         self._set_aside += len(chosen.drops)
         for reason in {d.reason for d in chosen.drops}:
@@ -255,18 +239,7 @@ class Trainer:
             if before != digest:
                 _LOG.warning("executed again with another result", step=plan.step, before=before, now=digest)
             return
-        self._steps.append(
-            Result(
-                run=self._run_name,
-                policy=self._policy,
-                epoch=self._steps.ownership.epoch,
-                nonce=self._steps.ownership.nonce,
-                step=plan.step,
-                version=plan.step + 1,
-                digest=digest,
-                metrics=dict(metrics),
-            )
-        )
+        self._steps.result(plan.step, digest, metrics)
 
     def _is_last(self, version: int) -> bool:
         return bool(self._table.steps) and version >= self._table.steps

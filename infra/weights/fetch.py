@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from infra.store import ObjectStore
+from infra.weights.adapter import MERGED
 from infra.weights.header import header_length, read_header
 from infra.weights.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, parse, sha256
 from schemas.errors import WeightsError
@@ -88,6 +89,7 @@ def prune(root: Path, *, keep: int, in_use: Collection[Version] = ()) -> list[Ve
     gone = [name for name in whole[keep:] if name not in in_use]
     for name in gone:
         _remove(root / str(name))
+        shutil.rmtree(root / MERGED / str(name), ignore_errors=True)
     for path in root.glob(".*-*"):
         match = _WHOLE.search(path.name)
         if match and whole and (path.name.startswith(".gone-") or Version(int(match[1]), int(match[2])) <= whole[0]):

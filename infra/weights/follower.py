@@ -16,6 +16,7 @@ import structlog
 
 from infra.log import Log, Place, Reader
 from infra.store import ObjectStore
+from infra.weights.adapter import loadable
 from infra.weights.announce import Heads, fold_envelopes
 from infra.weights.fetch import DEFAULT_MAX_BYTES, fetch, listed, load_manifest, prune
 from infra.weights.manifest import Manifest
@@ -199,7 +200,7 @@ class Follower:
         return self._latest is None or name > self._latest.version
 
     def _fetch(self, manifest: Manifest) -> None:
-        folder = fetch(self._store, manifest, manifest.digest, self._root, self._max_bytes)
+        folder = loadable(fetch(self._store, manifest, manifest.digest, self._root, self._max_bytes))
         with self._changed:
             self._latest = FetchedWeights(manifest.name, folder, manifest.digest)
             in_use = (*self._in_use, manifest.name)

@@ -10,9 +10,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from infra.store import ObjectStore
+from infra.weights.adapter import ADAPTER_CONFIG_NAME, ADAPTER_NAME
 from infra.weights.header import read_header
 from infra.weights.manifest import (
     INDEX_NAME,
@@ -31,6 +32,19 @@ from schemas.records import Announcement
 
 NUM_STREAMS = 4
 """Blobs on their way at once: several whole objects are faster than the parts of one."""
+
+
+class Known(NamedTuple):
+    """A file that was read before, so that it is not read and hashed again for each version."""
+
+    entry: FileEntry
+    tensors: list[TensorEntry]
+    make: Callable[[], bytes]
+    """Its bytes once more, for a store that lacks them."""
+
+
+Source: TypeAlias = bytes | Path | Known
+"""Where a file's bytes come from; paths are read when needed."""
 
 
 class Published(NamedTuple):
@@ -52,7 +66,7 @@ def publish(
     nonce: str,
     version: int,
     step: int,
-    files: Mapping[str, bytes | Path],
+    files: Mapping[str, Source],
     parent: Manifest | None,
     plan_offset: int = -1,
     created_by: str = "",
@@ -88,7 +102,7 @@ def make_manifest(
     version: int,
     step: int,
     plan_offset: int,
-    given: dict[str, bytes | Path],
+    given: dict[str, Source],
     parent: Manifest | None,
     created_by: str,
 ) -> Manifest:
@@ -97,9 +111,10 @@ def make_manifest(
     tensors = [tensor for entry in read.values() for tensor in entry[1]]
     if not tensors:
         raise WeightsError(f"{run}/{policy} {epoch}-{version}: no safetensors file with tensors among {sorted(given)}")
-    shards = {tensor.file for tensor in tensors}
+    shards = {tensor.file for tensor in tensors} - {ADAPTER_NAME}
     if len(shards) > 1 and INDEX_NAME not in given:
-        given[INDEX_NAME] = _index(tensors, sum(read[name][0].size_bytes for name in shards))
+        indexed = [tensor for tensor in tensors if tensor.file in shards]
+        given[INDEX_NAME] = _index(indexed, sum(read[name][0].size_bytes for name in shards))
         read[INDEX_NAME] = _read(INDEX_NAME, given[INDEX_NAME])
     carried = {entry.name: entry for entry in parent.files if _carried(entry.name)} if parent else {}
     entries = carried | {name: entry for name, (entry, _) in read.items()}
@@ -124,19 +139,31 @@ def model_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _bytes(source: bytes | Path) -> bytes:
+def known(name: str, data: bytes, make: Callable[[], bytes]) -> Known:
+    """A file that is read once for many versions. `make` gives the same bytes again."""
+    return Known(*_read(name, data), make)
+
+
+def _bytes(source: Source) -> bytes:
     """A file's bytes; paths are read when needed, so that a large model is never in memory as a whole."""
+    if isinstance(source, Known):
+        data = source.make()
+        if sha256(data) != source.entry.sha256:
+            raise WeightsError(f"{source.entry.name} has changed since it was read; weights of a base never change")
+        return data
     return source.read_bytes() if isinstance(source, Path) else source
 
 
-def _read(name: str, source: bytes | Path) -> tuple[FileEntry, list[TensorEntry]]:
+def _read(name: str, source: Source) -> tuple[FileEntry, list[TensorEntry]]:
+    if isinstance(source, Known):
+        return source.entry, source.tensors
     data = _bytes(source)
     entry = FileEntry(name, sha256(data), len(data))
     return entry, tensor_entries(name, data, read_header(data, what=name)) if name.endswith(".safetensors") else []
 
 
 def _carried(name: str) -> bool:
-    return not name.endswith(".safetensors") and name != INDEX_NAME
+    return not name.endswith(".safetensors") and name not in (INDEX_NAME, ADAPTER_CONFIG_NAME)
 
 
 def _index(tensors: Iterable[TensorEntry], size_bytes: int) -> bytes:
@@ -145,9 +172,7 @@ def _index(tensors: Iterable[TensorEntry], size_bytes: int) -> bytes:
     return json.dumps(table, indent=1).encode()
 
 
-def _upload(
-    store: ObjectStore, manifest: Manifest, given: Mapping[str, bytes | Path], parent: Manifest | None
-) -> list[int]:
+def _upload(store: ObjectStore, manifest: Manifest, given: Mapping[str, Source], parent: Manifest | None) -> list[int]:
     """Bring every blob into the store; sizes of those sent. The parent's blobs are reused, and no others.
 
     A blob that only an older version names may be garbage already marked for removal, so it is sent again.

@@ -44,7 +44,6 @@ LONG_FILES = {
     "infra/demo/command.py": 340,  # the demo from beginning to end, read in one go
     "producers/dispatcher.py": 380,  # daemons: one loop and its handlers under one card
     "producers/rollout_worker.py": 380,
-    "trainers/trainer.py": 400,
     "producers/dispatch_state.py": 340,  # one state, every way it changes
     "infra/kafka_log.py": 320,
 }

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from infra.settings import Settings
+from infra.train_settings import TrainTable
 from schemas.packing import pack_bits, pack_floats, pack_ints
 from schemas.records import KEPT, Member, Outcome, Role, Segment, Status, VersionRun
 from support.loop import make_settings
@@ -22,7 +24,8 @@ from support.points import model_settings
 from trainers.acceleration import Accelerator
 from trainers.batching import Row
 from trainers.components import Terms, make_algorithms
-from trainers.model import load_policy, make_deterministic
+from trainers.lora import WithoutAdapter, add_adapter
+from trainers.model import Policy, load_policy, make_deterministic
 from trainers.normalise import NormaliserInputs, NormaliserOutputs
 from trainers.schedule import Optimisation
 from trainers.step import Stepper
@@ -80,6 +83,7 @@ def make_stepper(
     *,
     reference: Path | None = None,
     accelerator: Accelerator | None = None,
+    lora: bool = False,
     **given: Any,
 ) -> Stepper:
     """A stepper over a tiny model with random weights, on one thread; `given` is of `make_algorithms` or `Optimisation`."""
@@ -87,10 +91,23 @@ def make_stepper(
     algorithms = make_algorithms(**{name: value for name, value in given.items() if name in ALGORITHMS})
     how: dict[str, Any] = {"learning_rate": 1e-3} | {n: v for n, v in given.items() if n not in ALGORITHMS}
     policy = load_policy(folder or model_folder())
-    pinned = None
-    if algorithms.needs_reference:
+    pinned: Policy | None = None
+    if lora:
+        policy = _with_adapter(policy)
+        pinned = WithoutAdapter(policy)
+    elif algorithms.needs_reference:
         pinned = load_policy(reference or model_folder(seed=1)).requires_grad_(False)
     return Stepper(policy, algorithms, Optimisation(**how), accelerator, pinned)
+
+
+def _with_adapter(policy: Policy) -> Policy:
+    """With an adapter that changes what the model says, as one that was trained for a while."""
+    adapted = add_adapter(policy, TrainTable(lora_rank=4))
+    torch.manual_seed(0)
+    for name, parameter in adapted.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    return adapted
 
 
 # Ranks ---------------------------------------------------------------------------------------------------------------
@@ -113,6 +130,8 @@ CASES: dict[str, dict[str, Any]] = {
 } | {
     "everything-10000": {"micro_batch_tokens": 10_000, **EVERYTHING},
     "everything-60": {"micro_batch_tokens": 60, **EVERYTHING},
+    "lora-10000": {"micro_batch_tokens": 10_000, "lora": True, "terms": Terms(kl=0.1)},
+    "lora-60": {"micro_batch_tokens": 60, "lora": True, "terms": Terms(kl=0.1)},
     "two-updates": {"micro_batch_tokens": 60, "updates_per_step": 2},
     "poisoned": {"micro_batch_tokens": 60, "poison": True},
     "nothing-trainable": {"micro_batch_tokens": 60, "masked": True},

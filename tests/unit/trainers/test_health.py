@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from infra.train_settings import TrainTable
 from schemas.errors import SettingError
 from schemas.records import VersionRun
 from support.outcomes import make_outcome
@@ -47,15 +49,27 @@ class StubTracker:
 def test_each_step_is_a_line_and_goes_to_every_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", StubTracker)
     monkeypatch.setattr(acceleration, "get_available_trackers", lambda: ["wandb"])
-    health = Health(["jsonl", "wandb", "tensorboard"], "demo", "main", tmp_path / "health")
+    health = Health(["jsonl", "wandb"], "demo", "main", tmp_path / "health")
     health.log(3, {"loss": 0.5})
     health.log(4, {"loss": math.pi})
     health.close()
     lines = [json.loads(line) for line in (tmp_path / "health" / "steps.jsonl").read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == [(3, 0.5), (4, math.pi)]
-    (tracker,) = StubTracker.opened
+    tracker = StubTracker.opened.pop()
     assert (tracker.run_name, tracker.logging_dir) == ("demo.main", str(tmp_path / "health"))
     assert tracker.said == [(3, {"loss": 0.5}), (4, {"loss": math.pi}), "finished"]
+
+
+def test_tensorboard_s_own_reader_finds_every_figure_of_a_default_run(tmp_path: Path) -> None:
+    health = Health(TrainTable().trackers, "demo", "main", tmp_path)
+    health.log(3, {"loss": 0.5, "reward.sums": 0.25})
+    health.log(4, {"loss": math.pi, "reward.sums": math.nan})
+    health.close()
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 2
+    found = EventAccumulator(str(tmp_path / "demo.main")).Reload()
+    assert set(found.Tags()["scalars"]) == {"loss", "reward.sums"}
+    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(3, 0.5), (4, pytest.approx(math.pi))]
+    assert [event.value for event in found.Scalars("reward.sums")] == pytest.approx([0.25, math.nan], nan_ok=True)
 
 
 def test_a_tracker_that_is_not_there_is_named_at_the_start_but_tensorboard_is_left_out(
@@ -74,10 +88,26 @@ def test_a_disk_that_is_full_costs_the_lines_and_is_said_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "health").write_text("a file where the folder should be")
-    health = Health(["jsonl"], "demo", "main", tmp_path / "health")
+    health = Health(["jsonl", "tensorboard"], "demo", "main", tmp_path / "health")
+    assert "a tracker is left out" in capsys.readouterr().out
     for step in range(3):
         health.log(step, {})
+    health.close()
     assert capsys.readouterr().out.count("figures not written") == 1
+
+
+def test_a_tracker_that_cannot_write_takes_neither_the_lines_nor_the_training_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", StubTracker)
+    monkeypatch.setattr(acceleration, "get_available_trackers", lambda: ["wandb"])
+    monkeypatch.setattr(StubTracker, "log", lambda *_, **__: (tmp_path / "no folder" / "file").read_text())
+    health = Health(["jsonl", "wandb"], "demo", "main", tmp_path)
+    for step in range(3):
+        health.log(step, {})
+    health.close()
+    assert capsys.readouterr().out.count("figures not written") == 1
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3
 
 
 def test_rewards_by_task_and_rows_by_age() -> None:
