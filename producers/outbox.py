@@ -25,6 +25,8 @@ class _Item(NamedTuple):
     partition: int
     value: bytes
     key: bytes
+    name: str
+    """Of the record, for the line that says it was refused."""
 
 
 class Outbox:
@@ -51,9 +53,9 @@ class Outbox:
         """Records not acknowledged yet."""
         return len(self._sent) + len(self._unsent)
 
-    def put(self, topic: str, partition: int, value: bytes, key: bytes) -> None:
+    def put(self, topic: str, partition: int, value: bytes, key: bytes, name: str = "") -> None:
         """Queue a record and send it when the broker is there."""
-        self._unsent.append(_Item(topic, partition, value, key))
+        self._unsent.append(_Item(topic, partition, value, key, name or key.decode()))
         self.settle()
 
     def settle(self) -> None:
@@ -102,7 +104,7 @@ class Outbox:
             try:
                 pending = self._writer.send(item.topic, item.partition, item.value, key=item.key)
             except RecordTooLarge as error:
-                _LOG.error("refused: larger than the log takes", key=item.key.decode(), error=str(error))
+                _LOG.error("refused: larger than the log takes", record=item.name, error=str(error))
                 self._unsent.popleft()
                 self.refused += 1
                 continue

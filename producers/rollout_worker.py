@@ -33,7 +33,7 @@ from producers.prompting import make_prompts
 from producers.take_over import TakeOver
 from producers.tokenizer import Tokenizer
 from schemas.codec import encode
-from schemas.errors import DependencyError, RecordError
+from schemas.errors import DependencyError, EngineError, RecordError
 from schemas.names import topic
 from schemas.records import Partial, Request, State, Trajectory, Version
 from schemas.validate import check_partial, check_request, check_trajectory
@@ -60,6 +60,9 @@ def run(daemon: Daemon) -> int:
                 while not daemon.stop.requested and not worker.is_stuck:
                     worker.turn()
                 worker.hand_over()
+            except EngineError:
+                worker.leave()
+                raise
             finally:
                 worker.close()
     finally:
@@ -211,9 +214,7 @@ class RolloutWorker:
             self._counts["unpublishable"] += 1
             _LOG.error("not published: the record is not sound", kind=kind, attempt=record.id, error=str(error))
             return
-        outbox.put(topic(self._run_name, self._policy, kind), record.partition, value, record.group.encode())
-
-    # Weights -------------------------------------------------------------------------------------------------------
+        outbox.put(topic(self._run_name, self._policy, kind), record.partition, value, record.group.encode(), record.id)
 
     def _swap(self) -> None:
         """Load newer weights, if they lie ready: between two engine steps, while running episodes wait."""
@@ -227,8 +228,6 @@ class RolloutWorker:
         if self._offered is not None and self._offered[0] == self._engine.version:  # at once, or once nothing runs
             self._info = dataclasses.replace(self._info, model=self._offered[1])
             self._offered = None
-
-    # Ending --------------------------------------------------------------------------------------------------------
 
     @property
     def is_stuck(self) -> bool:
@@ -246,18 +245,22 @@ class RolloutWorker:
         while len(self._episodes) and time.monotonic() < deadline:
             self._episodes.step()
             self._publish()
-        unfinished = len(self._episodes)
-        self._episodes.leave()
-        self._publish()
-        done = self._outbox.drain(_DRAIN_S) and self._chunks.drain(_DRAIN_S)
-        left = len(self._outbox) + len(self._chunks)
-        _LOG.info("left", handed_over=unfinished, unacknowledged=0 if done else left)
+        self.leave()
         if self.is_stuck:
             raise DependencyError(
                 f"{self._calls.num_stuck} calls into the environment {self._daemon.table.task.environment!r} never came "
                 f"back, of {self._table.max_stuck_calls} allowed (rollout.max_stuck_calls): this worker ends, to be "
                 "started afresh; give tools and reward functions time limits of their own"
             )
+
+    def leave(self) -> None:
+        """Publish what is finished and, for others to go on with, what is not; also when the engine has failed."""
+        unfinished = len(self._episodes)
+        self._episodes.leave()
+        self._publish()
+        done = self._outbox.drain(_DRAIN_S) and self._chunks.drain(_DRAIN_S)
+        left = len(self._outbox) + len(self._chunks)
+        _LOG.info("left", handed_over=unfinished, unacknowledged=0 if done else left)
 
     @property
     def version(self) -> Version:

@@ -115,6 +115,11 @@ _joined: list[Ranks] = []
 """This process's place, once it has met the others: torch keeps its groups per process as well."""
 
 
+_kept: list[object] = []
+"""Groups, for as long as the process lives: freed with a model that DDP wraps, gloo's destructor waits for a thread which
+may itself wait for Python's lock, held by who frees the model. Both then wait for ever (torch 2.13)."""
+
+
 def _join(size: int, limit_s: float) -> Ranks:
     rank = int(os.environ["RANK"])
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # accelerate warns otherwise; threads are set from the settings
@@ -125,6 +130,7 @@ def _join(size: int, limit_s: float) -> Ranks:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, timeout=limit)
         control = dist.new_group(backend="gloo", timeout=limit)
+    _kept.extend((dist.group.WORLD, control))
     return Ranks(rank, size, control)
 
 

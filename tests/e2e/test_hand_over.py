@@ -23,7 +23,7 @@ from schemas.packing import unpack_ints
 from schemas.records import Claim, Partial, Record, Trajectory
 from support.demo import LIMIT_S, Home, environment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.prove, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
 
 RUN, POLICY = "handed", "alpha"
 SETS = (

@@ -16,7 +16,7 @@ from schemas.names import topic
 from schemas.records import Eval
 from support.demo import Finished, Home, environment, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.prove, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1200)]
 
 
 def evals(log: Log, run: str) -> list[Eval]:
@@ -57,7 +57,6 @@ def demonstrations(path: Path, count: int) -> Path:
     return path
 
 
-@pytest.mark.prove
 def test_an_import_counts_once_and_a_bad_file_not_at_all(served: Home, finished: Finished, tmp_path: Path) -> None:
     path = demonstrations(tmp_path / "demos.jsonl", 1200)
     config = ("--config", str(finished.config), "--policy", "alpha", "--set", 'policies.alpha.source.run="demos"')

@@ -6,7 +6,7 @@ All daemons are the real ones with the real learner, as threads over a log in me
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,19 @@ import consumers.processor
 import producers.dispatcher
 import producers.rollout_worker
 import trainers.trainer
+from infra import wiring
+from infra.audit import audit
+from infra.config import load
 from infra.daemon import Daemon
 from infra.lifecycle import Stop
+from infra.log import Log, Place
 from infra.memory_store import MemoryStore
+from infra.ownership import read_all, read_record
 from infra.settings import Settings
 from reference_loop import Plain, digests
-from schemas.records import Result
+from schemas.names import topic
+from schemas.records import KEPT, Outcome, Result
+from support.demo import Finished, Home
 from support.loop import POLICY, make_daemon, make_log, said
 from support.models import model_folder
 
@@ -98,3 +105,33 @@ def test_the_system_gives_the_digests_of_a_plain_loop(workers: int, partitions: 
 @pytest.mark.parametrize(("workers", "partitions"), [(3, 1), (1, 4)])
 def test_so_it_does_with_other_numbers(workers: int, partitions: int, tmp_path: Path) -> None:
     _check(tmp_path, workers, partitions)
+
+
+@pytest.mark.prove
+def test_with_vllm_every_trained_token_is_of_its_steps_base_version(served: Home, finished: Finished) -> None:
+    """Real processes, a real broker and real swaps: with `max_staleness` 0 a step eats what its own weights sampled."""
+    del finished  # its settings file is the one that is changed here
+    sets = ['run.name="onpolicy"', "policies.alpha.train.max_staleness=0", "policies.alpha.train.steps=6"]
+    sets += ['policies.alpha.rollout.engine="vllm"', 'policies.alpha.train.correction="none"']
+    given = [part for entry in sets for part in ("--set", entry)]
+    served.command("run", "--config", str(served.folder / "first.toml"), *given).expect()
+    log = wiring.open_log(load(served.folder / "first.toml", (*served.sets, *sets)).settings, client_id="tests")
+    try:
+        found = audit(log, "onpolicy", "alpha", max_tokens=10_000)
+        samples = {(place, at): record for place, at, record in _outcomes(log)}
+    finally:
+        log.close()
+    assert found.accounts.ok and found.ledger.steps_done == 6
+    trained = list(found.ledger.trained())
+    assert len(trained) >= 6
+    for step, address in trained:
+        kept = [m for m in samples[address.partition, address.offset].members if m.disposition == KEPT]
+        assert kept and {run.version for member in kept for run in member.versions} == {step}
+
+
+def _outcomes(log: Log) -> Iterator[tuple[int, int, Outcome]]:
+    name = topic("onpolicy", "alpha", "samples")
+    for partition, bounds in log.bounds(name).items():
+        for envelope in read_all(log, Place(name, partition), bounds):
+            if isinstance(record := read_record(envelope), Outcome):
+                yield partition, envelope.offset, record

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from infra.log import Place
+from infra.weights.follower import FetchedWeights
 from producers.take_over import TakeOver
 from producers.transcript import join
-from schemas.errors import DeadlineExceeded, DependencyError, LogGap, RecordError
+from schemas.errors import DeadlineExceeded, DependencyError, EngineError, LogGap, RecordError
 from schemas.packing import unpack_floats, unpack_ints
 from schemas.records import Finish, Sampling, State, Status, Turn, Version, VersionRun
 from schemas.validate import check_trajectory
@@ -84,6 +85,27 @@ def test_sigkill_loses_no_more_than_what_was_not_in_a_chunk_yet(make: Callable[.
     second.ask(0, sampling=TOKENS, attempt=1, resume=_offsets(first, 0))
     second.turns(30)
     assert second.published()[0].resumed_tokens == saved >= 16
+
+
+def test_weights_that_do_not_load_end_the_worker_and_others_go_on_with_its_work(
+    make: Callable[..., Scene], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make()
+    first.ask(0, sampling=Sampling(max_tokens=5))
+    first.ask(1, sampling=TOKENS)
+    first.turns(12)
+    monkeypatch.setattr(first.weights, "take", lambda: FetchedWeights(Version(1, 1), tmp_path / "gone", "digest-1"))
+    with pytest.raises(EngineError, match="could not be loaded"):
+        first.turns(1)
+    first.worker.leave()
+    assert [found.index for found in first.published()] == [0]
+    saved = join([chunk for chunk in first.chunks() if chunk.index == 1]).num_sampled
+    assert saved >= 12
+    second = make(log=first.log, name="w1", session="s2", version=Version(1, 1))
+    second.ask(1, sampling=TOKENS, attempt=1, resume=_offsets(first, 1))
+    second.turns(40)
+    found = second.published()[-1]
+    assert found.resumed_tokens == saved and [run.version for run in found.versions] == [0, 1]
 
 
 def test_several_workers_in_a_row_hand_the_same_episode_on(make: Callable[..., Scene]) -> None:

@@ -6,6 +6,7 @@ import itertools
 import time
 
 import pytest
+import structlog
 
 from infra.log import TopicSpec, Writer
 from infra.memory_log import MemoryLog
@@ -118,6 +119,14 @@ def test_a_record_that_is_too_large_is_refused_and_the_others_go_on(log: MemoryL
     outbox.settle()
     assert values(log) == ["a", "c"]
     assert (outbox.refused, len(outbox)) == (1, 0)
+
+
+def test_what_is_refused_is_named_with_its_size_and_the_limit(log: MemoryLog) -> None:
+    outbox = Outbox(log)
+    with structlog.testing.capture_logs() as said:
+        outbox.put("t", 0, b"b" * 2000, b"g00000001", "g00000001/2/0")
+    (line,) = said
+    assert line["record"] == "g00000001/2/0" and "2000 bytes" in line["error"] and "limit" in line["error"]
 
 
 def test_draining_ends_at_its_limit(log: MemoryLog) -> None:

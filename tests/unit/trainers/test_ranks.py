@@ -110,6 +110,7 @@ def test_two_ranks_take_the_gradient_of_one_whatever_the_micro_batches(of_two: P
     assert figures_of(of_two, 0)[name]["figures"] == pytest.approx(figures, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", [name for name in SHARDED_CASES if name != "poisoned"])
 def test_shards_take_the_gradient_of_whole_weights_and_come_back_from_a_checkpoint(of_shards: Path, name: str) -> None:
     gradients, figures = of_one(name)
@@ -122,6 +123,7 @@ def test_shards_take_the_gradient_of_whole_weights_and_come_back_from_a_checkpoi
     assert entry["again"] and entry["digest"] == other["digest"]
 
 
+@pytest.mark.prove
 def test_shards_skip_what_whole_weights_skip(of_shards: Path) -> None:
     entry = figures_of(of_shards, 0)["poisoned"]
     untouched = weights_digest(stepper_of_case(CASES["poisoned"]).model)
