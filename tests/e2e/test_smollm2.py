@@ -87,7 +87,8 @@ def test_a_few_steps_are_trained_on_its_own_answers(made: Home) -> None:
     statuses = Counter(one.status for one in answers)
     assert statuses.keys() <= {Status.OK, Status.TRUNCATED}, statuses
     rewards = [one.reward for one in answers if one.reward is not None]
-    assert sum(rewards) / len(rewards) > 0.02, "now and then it adds two digits rightly"
+    # Groups of equal rewards are dropped, so each that was trained has an answer that was worth something.
+    assert sum(reward > 0 for reward in rewards) >= STEPS * 4, "now and then it adds two digits rightly"
     _check_texts(made.folder / "models/smollm2", answers)
 
 
