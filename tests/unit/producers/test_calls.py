@@ -150,8 +150,14 @@ def test_an_async_call_that_hangs_is_cancelled_and_costs_nothing(calls: Calls) -
 
 def test_an_event_loop_that_is_blocked_is_replaced(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("producers.calls._LOOP_ANSWERS_S", -1.0)
-    release = threading.Event()
-    calls.start("blocks", _do(lambda: release.wait(60)), on_loop=True)
+    entered, release = threading.Event(), threading.Event()
+
+    def block() -> bool:
+        entered.set()
+        return release.wait(60)
+
+    calls.start("blocks", _do(block), on_loop=True)
+    assert entered.wait(60)  # before that the loop would still answer
     calls.start("victim", _do(lambda: "too late"), on_loop=True)
     calls.give_up("blocks")
     calls.give_up("victim")
