@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 import producers.dispatch_feed
 from infra.log import Committed, Log, Place
@@ -19,19 +18,14 @@ from producers.dispatch_state import DispatchState
 from producers.trails import Trail
 from schemas.names import topic
 from support.loop import POLICY, RUN, make_daemon
+from support.silence import silence
 from support.simulation import Simulation, install
 
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    before = structlog.get_config()
-    structlog.configure(processors=[_drop])
-    yield
-    structlog.configure(**before)
-
-
-def _drop(logger: Any, name: str, event: Any) -> Any:
-    raise structlog.DropEvent
+    with silence():
+        yield
 
 
 class WithoutPositions:

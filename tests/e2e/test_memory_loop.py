@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from infra.audit import Audit, audit
 from infra.ownership import Ownership
@@ -25,21 +24,15 @@ from schemas.rules.chain import NONE, ReadBack
 from schemas.rules.partition import PartitionState
 from support.loop import POLICY, RUN
 from support.processor_scenes import records
+from support.silence import silence
 from support.simulation import Simulation, install, step_digest
 from trainers.own_ledger import OwnLedger
 
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """No lines of the daemons', which go through hundreds of faults here."""
-    before = structlog.get_config()
-    structlog.configure(processors=[_drop])
-    yield
-    structlog.configure(**before)
-
-
-def _drop(logger: Any, name: str, event: Any) -> Any:
-    raise structlog.DropEvent
+    with silence():
+        yield
 
 
 def simulate(seed: int, folder: Path, *, num_faults: int = 14, **tables: Any) -> Simulation:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from infra.audit import audit
 from producers.dispatch_state import DispatchState
 from producers.dispatcher import Dispatcher
 from support.loop import POLICY, RUN
+from support.silence import silence
 from support.simulation import Crash, Process, Simulation, _SimWriter, install
 
 NUM_WRITES = 80
@@ -27,14 +27,8 @@ NUM_WRITES = 80
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    before = structlog.get_config()
-    structlog.configure(processors=[_drop])
-    yield
-    structlog.configure(**before)
-
-
-def _drop(logger: Any, name: str, event: Any) -> Any:
-    raise structlog.DropEvent
+    with silence():
+        yield
 
 
 class Scene:

@@ -564,9 +564,9 @@ def install(patch: pytest.MonkeyPatch, sim: Simulation) -> None:
     put = Outbox.put
 
     @functools.wraps(put)
-    def noted(self: Outbox, name: str, partition: int, value: bytes, key: bytes) -> None:
+    def noted(self: Outbox, topic: str, partition: int, value: bytes, key: bytes, name: str = "") -> None:
         if (process := current()) is not None:
             process.finished.append(value)
-        put(self, name, partition, value, key)
+        put(self, topic, partition, value, key, name)
 
     patch.setattr(Outbox, "put", noted)
