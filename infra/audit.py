@@ -112,7 +112,7 @@ def _read_ledger(log: Log, name: str) -> Ledger:
     ledger = Ledger()
     for partition, bounds in _topic(log, name):
         for envelope in read_all(log, Place(name, partition), bounds):
-            ledger.take(envelope.offset, read_record(envelope))
+            ledger.take(envelope.offset, read_record(envelope), envelope.time_ms)
     return ledger
 
 

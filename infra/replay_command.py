@@ -153,14 +153,15 @@ def _train(log: Log, settings: Settings, policy: str, wanted: int, child: _Child
     name = topic(settings.run.name, policy, "steps")
     reader = log.reader(start_positions(log, [name]))
     ledger = Ledger()
-    train = child.start("train", [*overrides, f"policies.{policy}.train.steps={wanted}"])
+    limits = [f"policies.{policy}.train.{limit}" for limit in (f"steps={wanted}", "tokens=0", "hours=0.0")]
+    train = child.start("train", [*overrides, *limits])
     moved = time.monotonic()
     try:
         while ledger.steps_done < wanted:
             child.check(train)
             for envelope in reader.poll(0.2):
                 record = read_record(envelope)
-                if ledger.take(envelope.offset, record) and isinstance(record, Result):
+                if ledger.take(envelope.offset, record, envelope.time_ms) and isinstance(record, Result):
                     moved = time.monotonic()
             if time.monotonic() - moved > _STALL_S:
                 raise DeadlineExceeded(f"no step for {_STALL_S:g} s; {ledger.steps_done} of {wanted} are done")

@@ -1,4 +1,4 @@
-"""`offsetrl run`: every role of a run's policies as processes on this machine, until its steps are done or you stop it.
+"""`offsetrl run`: every role of a run's policies as processes on this machine, until the run has ended or you stop it.
 
 The same daemons as on many machines, under `infra.supervisor`: what dies is started again, nothing is left behind.
 Stopped with Ctrl-C or SIGTERM it drains; started again it goes on where the log and the checkpoints say.
@@ -47,7 +47,7 @@ def command(
                     stop.on_abort(supervisor.kill)
                     view.say(f"daemons started; their logs are in {run.folder / 'logs' / run.name}")
                     watch_until_done(run, view, watch, supervisor, stop, math.inf if stall_s is None else stall_s)
-                    view.say("all steps trained; draining" if watch.done else "stopping; draining")
+                    view.say(f"{watch.ending if watch.done else 'stopping'}; draining")
                     drain(run, log, supervisor, watch, view)
             finally:
                 watch.close()

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from infra.settings_table import Table
+from schemas.rules.ending import StopAt
 
 OWN_RATIO = ("aipo", "dppo-kl", "dppo-tv")
 """Losses that weigh by the ratio to the sampler themselves, and go with the correction "none"."""
@@ -19,7 +20,11 @@ class TrainTable(Table):
     batch_groups: int = Field(16, ge=1, description="Groups per step (B).")
     max_staleness: int = Field(2, ge=0, description="Greatest age in versions (eta); 0 is synchronous on-policy.")
     window_groups: int = Field(0, ge=0, description="Outcomes looked at when planning, oldest version first; 0: 2 B.")
-    steps: int = Field(0, ge=0, description="Steps of the run; 0: until told to stop.")
+    steps: int = Field(
+        0, ge=0, description="Stop after so many steps; 0: no limit. The limit reached first ends a run."
+    )
+    tokens: int = Field(0, ge=0, description="Stop when so many tokens were trained on; 0: no limit.")
+    hours: float = Field(0.0, ge=0, description="Stop so many hours after the run's first claim; 0: no limit.")
     loss: str = Field("ppo-clip", description="The loss; or one of your own as package.module:name.")
     correction: str = Field("token-truncated", description="Off-policy correction; or one of your own.")
     further_corrections: list[str] = Field(
@@ -65,7 +70,10 @@ class TrainTable(Table):
     updates_per_step: int = Field(1, ge=1, description="Parts that a planned batch is dealt into, an update for each.")
     epochs: int = Field(1, ge=1, description="Times that each part of a planned batch is trained on.")
     micro_batch_tokens: int = Field(16384, ge=1, description="Padded tokens per micro-batch.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Weights in training and in publication.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Of computing and of published weights; trained weights and the optimiser are float32 in any case.",
+    )
     ranks: int = Field(
         1, ge=1, le=64, description="Processes of this machine that train together; a launcher's count wins."
     )
@@ -114,7 +122,7 @@ class TrainTable(Table):
         if self.schedule != "constant" and not (self.decay_steps or self.steps > self.warmup_steps):
             raise ValueError(
                 f"schedule is {self.schedule!r} without an end: set decay_steps, or steps beyond warmup_steps "
-                f"({self.warmup_steps}), or the schedule to 'constant'"
+                f"({self.warmup_steps}; tokens and hours give no number of steps), or the schedule to 'constant'"
             )
         if self.max_staleness > 0 and not (self.corrected or self.allow_uncorrected):
             raise ValueError(
@@ -128,6 +136,11 @@ class TrainTable(Table):
         if self.reference is not None and self.reference_version:
             raise ValueError("reference and reference_version exclude each other: leave one of them out")
         return self
+
+    @property
+    def stop_at(self) -> StopAt:
+        """Where the run ends."""
+        return StopAt(self.steps, self.tokens, self.hours)
 
     @property
     def corrections(self) -> list[str]:

@@ -10,7 +10,9 @@ from producers.splits import HELD_OUT, SPLITS, Split
 from schemas.errors import SettingError
 from schemas.names import nearest
 from schemas.records import Announcement, Claim, Eval, Record, Version
+from schemas.rules.ending import StopAt
 from schemas.rules.evals import Evaluated, about
+from schemas.rules.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +29,21 @@ class Wanted:
 
 
 class Agenda:
-    """A fold over `weights` and `evals`. `last`: the run's last version; 0 when it has none."""
+    """A fold over `weights` and `evals`, and over `steps` where these alone tell the run's last version."""
 
-    def __init__(self, wanted: Wanted, *, run: str, policy: str, task: str, every: int, last: int) -> None:
-        self._follow, self._every, self._last = wanted.follow, every, last
+    def __init__(self, wanted: Wanted, *, run: str, policy: str, task: str, every: int, stop_at: StopAt) -> None:
+        self._follow, self._every, self._stop_at = wanted.follow, every, stop_at
         self._one = parse_version(wanted.version) if wanted.version else None
         self._task, self._split = task, wanted.split
         self._given_up: set[Version] = set()
         self.heads = Heads(run, policy)
         self.found: dict[Evaluated, Eval] = {}
+        self._ledger = Ledger()
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether `steps` is to be read: a run that ends by tokens or hours says there which version is its last."""
+        return self._follow and bool(self._stop_at.tokens or self._stop_at.hours)
 
     @property
     def named(self) -> bool:
@@ -43,15 +51,19 @@ class Agenda:
         return self._one is not None
 
     def read(self, record: Record | None) -> None:
-        """The next record of either topic; None for one that cannot be read."""
+        """The next record of `weights` or `evals`; None for one that cannot be read."""
         if isinstance(record, Eval):
             self.found.setdefault(about(record), record)
         elif isinstance(record, (Announcement, Claim)):
             self.heads = fold(self.heads, record)
 
+    def read_step(self, offset: int, record: Record | None, time_ms: int) -> None:
+        """The next record of `steps`, appended at `time_ms`."""
+        self._ledger.take(offset, record, time_ms)
+
     def forget(self) -> None:
-        """Both topics are read again from their beginnings."""
-        self.heads, self.found = Heads(self.heads.run, self.heads.policy), {}
+        """All topics are read again from their beginnings."""
+        self.heads, self.found, self._ledger = Heads(self.heads.run, self.heads.policy), {}, Ledger()
 
     def give_up(self, name: Version) -> None:
         """Measure this version no more in this process."""
@@ -70,8 +82,13 @@ class Agenda:
         """Whether nothing is left to do, now or later."""
         if not self._follow:
             return self._one is not None and self._is_over(self._one)
-        head = self.heads.head
-        return self._last > 0 and head is not None and head.name.version >= self._last and self._is_over(head.name)
+        head, last = self.heads.head, self._last
+        return last is not None and head is not None and head.name.version >= last and self._is_over(head.name)
+
+    @property
+    def _last(self) -> int | None:
+        """The run's last version; None while it is not known."""
+        return self._ledger.steps_planned if self._ledger.ended(self._stop_at) else self._stop_at.steps or None
 
     def result(self) -> Eval | None:
         """What was found of the one version wanted."""

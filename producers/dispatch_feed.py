@@ -47,7 +47,7 @@ def limits(daemon: Daemon) -> Limits:
         capacity_groups=dispatch.capacity_groups,
         batch_groups=train.batch_groups,
         max_staleness=train.max_staleness,
-        steps=train.steps,
+        stop_at=train.stop_at,
         reissue_after_s=dispatch.reissue_after_s,
         heartbeat_timeout_s=dispatch.heartbeat_timeout_s,
         memory_groups=task.memory_groups,
@@ -158,7 +158,7 @@ class Feed:
             self._mark(envelope, record.group, note, (record.partition, record.closing_offset))
 
     def _steps(self, envelope: Envelope, record: Record) -> None:
-        self.state.saw_step(envelope.offset, record)
+        self.state.saw_step(envelope.offset, record, envelope.time_ms)
 
     def _weights(self, envelope: Envelope, record: Record) -> None:
         if isinstance(record, Announcement):

@@ -14,6 +14,7 @@ from producers.numbers import Numbers
 from producers.resuming import Chunks
 from schemas.records import Close, Outcome, Partial, Request, Trajectory
 from schemas.rules.chain import Chain
+from schemas.rules.ending import StopAt
 from schemas.rules.ledger import Ledger
 
 
@@ -25,7 +26,7 @@ class Limits:
     capacity_groups: int
     batch_groups: int
     max_staleness: int
-    steps: int
+    stop_at: StopAt
     reissue_after_s: float
     heartbeat_timeout_s: float
     memory_groups: int = 0
@@ -189,9 +190,9 @@ class DispatchFold:
             self.backlog[(outcome.partition, outcome.closing_offset)] = None
         return True
 
-    def saw_step(self, offset: int, record: object) -> None:
-        """A record of `steps`."""
-        if not self.ledger.take(offset, record):
+    def saw_step(self, offset: int, record: object, time_ms: int) -> None:
+        """A record of `steps`, appended at `time_ms`."""
+        if not self.ledger.take(offset, record, time_ms):
             return
         samples, drops = getattr(record, "samples", ()), getattr(record, "drops", ())
         for address in (*samples, *drops):

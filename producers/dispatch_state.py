@@ -29,10 +29,12 @@ class DispatchState(DispatchFold):
     @property
     def ended(self) -> bool:
         """Whether every step of the run is planned."""
-        return bool(self.limits.steps) and self.ledger.steps_planned >= self.limits.steps
+        return bool(self.ledger.ended(self.limits.stop_at))
 
     def admissible(self) -> int:
-        """Groups that may be asked for now."""
+        """Groups that may be asked for now. Of tokens and hours nobody knows beforehand how many groups they are."""
+        if self.ended:
+            return 0
         free = admission.free_groups(
             capacity=self.limits.capacity_groups,
             running=self.running,
@@ -41,7 +43,7 @@ class DispatchState(DispatchFold):
             max_staleness=self.limits.max_staleness,
         )
         remaining = admission.remaining_groups(
-            steps=self.limits.steps,
+            steps=self.limits.stop_at.steps,
             steps_planned=self.ledger.steps_planned,
             running=self.running,
             backlog=len(self.backlog),

@@ -1,6 +1,6 @@
 """DAEMON `offsetrl eval`: measures published versions on items held out from training, and says on `evals` how good each is.
 
-| consumes | weights (announcements), evals (what was measured already); manifests and blobs from the store |
+| consumes | weights (announcements), evals (what was measured already), steps (the run's end); manifests and blobs from the store |
 | produces | one Eval record per version, task and split |
 | waits for | a version that is to be measured |
 | after a crash | reads evals, and measures what is not there yet |
@@ -88,10 +88,15 @@ class Evaluator:
             run=self._run, policy=self._policy, table=self._table, split=split, name=wanted.split,
             episodes=wanted.episodes or self._table.eval.episodes, seed=settings.run.seed,
         )  # fmt: skip
-        every, last = wanted.every or self._table.eval.every or 1, self._table.train.steps
-        self.agenda = Agenda(wanted, run=self._run, policy=self._policy, task=self._exam.task, every=every, last=last)
+        self.agenda = Agenda(
+            wanted, run=self._run, policy=self._policy, task=self._exam.task,
+            every=wanted.every or self._table.eval.every or 1, stop_at=self._table.train.stop_at,
+        )  # fmt: skip
         self._root: Path = settings.run.folder / self._run / self._policy / "weights" / daemon.name
         self._topics = [topic(self._run, self._policy, kind) for kind in ("weights", "evals")]
+        self._steps = topic(self._run, self._policy, "steps")
+        if self.agenda.needs_steps:
+            self._topics.append(self._steps)
         self._reader: Reader | None = None
         self._engine: Engine | None = None
         self._runner: EpisodeRunner | None = None
@@ -134,7 +139,7 @@ class Evaluator:
     # Reading ---------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """At first all of both topics; then what is new."""
+        """At first all of the topics; then what is new."""
         if self._reader is None:
             self.agenda.forget()
             positions = start_positions(self._daemon.log, self._topics)
@@ -145,7 +150,11 @@ class Evaluator:
             self._take(envelope)
 
     def _take(self, envelope: Envelope) -> None:
-        self.agenda.read(read_record(envelope))
+        record = read_record(envelope)
+        if envelope.topic == self._steps:
+            self.agenda.read_step(envelope.offset, record, envelope.time_ms)
+        else:
+            self.agenda.read(record)
 
     def _stored(self) -> list[Version]:
         return listed(self._daemon.store, self._run, self._policy)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from schemas.records import KEPT, Address, Outcome
 from schemas.rules.chain import NONE, Chain
 from schemas.rules.planning import Waiting
+from trainers.batching import num_trainable
 
 
 class SamplesPosition(NamedTuple):
@@ -71,6 +72,10 @@ class Backlog:
         """The outcome at an address; None while it is not read."""
         held = self._held.get((address.partition, address.closing_offset))
         return held.outcome if held else None
+
+    def num_trainable(self, addresses: Iterable[Address]) -> int:
+        """Trainable tokens of what waits at these addresses."""
+        return sum(num_trainable(self._held[(a.partition, a.closing_offset)].outcome) for a in addresses)
 
     def done(self, addresses: Iterable[tuple[int, int]]) -> None:
         """Forget outcomes, by (partition, closing offset): their step is executed, or a plan set them aside."""

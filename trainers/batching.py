@@ -149,6 +149,11 @@ def rows_of_step(outcomes: Iterable[Outcome], *, version: int = -1) -> list[Row]
     return rows
 
 
+def num_trainable(outcome: Outcome) -> int:
+    """Trainable tokens of the rows that an outcome becomes."""
+    return sum(row_of(member).num_trainable for member in outcome.members if member.disposition == KEPT)
+
+
 def rows_of(members: Iterable[Member]) -> list[Row]:
     """Rows of kept members, in the given order."""
     return [row_of(member) for member in members]

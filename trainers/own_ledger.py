@@ -27,12 +27,15 @@ class OwnLedger:
     def __init__(self, daemon: Daemon) -> None:
         self._log, self._run, self._policy = daemon.log, daemon.settings.run, daemon.policy
         self.topic = topic(daemon.settings.run.name, daemon.policy, "steps")
+        self._stop_at = daemon.table.train.stop_at
         self._place = Place(self.topic, 0)
         self.ledger = Ledger()
         self.ownership = Ownership("train", daemon.settings.run.name, daemon.policy, [self._place])
         self._watched_at = 0.0
         self._mine: tuple[int, bool] = (-1, False)
         """Offset of the record written last on steps, and whether it counts there."""
+        self._told = (0, 0.0)
+        """Append time of the newest record written here, and when it was read."""
         self._writer = self._log.writer()
         try:
             self._reader = self._log.reader(start_positions(self._log, [self.topic]))
@@ -44,6 +47,22 @@ class OwnLedger:
         """Let go of the connections."""
         self._reader.close()
         self._writer.close()
+
+    @property
+    def ended(self) -> str:
+        """Which limit the run has reached; "" while it goes on."""
+        return self.ledger.ended(self._stop_at)
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether a plan appended now would end a run that goes on.
+
+        By the log's own clock, as far as this trainer's newest record told it: clocks of two machines are never compared.
+        Where the log's was set back meanwhile, the plan ends nothing and tells the new time.
+        """
+        time_ms, read_at = self._told
+        now_ms = time_ms + (time.monotonic() - read_at) * 1000
+        return not self.ended and bool(self.ledger.ended(self._stop_at, now_ms))
 
     def catch_up(self, timeout_s: float = CATCH_UP_S) -> None:
         """Read the topic up to its present end. Raises Superseded, DeadlineExceeded."""
@@ -60,8 +79,8 @@ class OwnLedger:
             for envelope in self._reader.poll(0.0):
                 self._handle(envelope)
 
-    def plan(self, chosen: Chosen, config_digest: str) -> int:
-        """Append the plan of the next step, which is returned. Raises Superseded."""
+    def plan(self, chosen: Chosen, config_digest: str, num_tokens: int) -> int:
+        """Append the plan of the next step, which is returned. Raises Superseded. `num_tokens`: of its samples, trainable."""
         step = self.ledger.steps_planned
         self.append(
             Plan(
@@ -75,6 +94,7 @@ class OwnLedger:
                 max_age=chosen.max_age,
                 seed=derive_seed(self._run.seed, self._policy, "step", step),
                 config_digest=config_digest,
+                num_tokens=num_tokens,
             )
         )
         return step
@@ -107,8 +127,11 @@ class OwnLedger:
 
     def _handle(self, envelope: Envelope) -> None:
         record = read_record(envelope)
-        counts = self.ledger.take(envelope.offset, record)
+        counts = self.ledger.take(envelope.offset, record, envelope.time_ms)
         if envelope.offset == self._mine[0]:
             self._mine = (envelope.offset, counts)
+            self._told = (envelope.time_ms, time.monotonic())
         if isinstance(record, Claim):
+            if record.nonce in self.ownership.nonces:
+                self._told = (envelope.time_ms, time.monotonic())
             self.ownership.saw(envelope, record)

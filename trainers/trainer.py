@@ -114,12 +114,11 @@ class Trainer:
         self._samples.read(0.05)
         self._steps.watch()
         self._learner.rest()
-        chosen = self._choose()
-        if chosen.samples or chosen.drops:
+        if (chosen := self._choose()) is not None:
             self._plan(chosen)
             self._execute_planned()
         self._beat(State.SERVING)
-        if self._patience.is_over(self._idle_s) and not self._ended:
+        if self._patience.is_over(self._idle_s) and not self._steps.ended:
             _LOG.info(self._waits_for())
 
     def _waits_for(self) -> str:
@@ -167,16 +166,18 @@ class Trainer:
 
     # Planning ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _ended(self) -> bool:
-        return bool(self._table.steps) and self.ledger.steps_planned >= self._table.steps
+    def _choose(self) -> Chosen | None:
+        """What the next plan names, which may be nothing where only its time is wanted; None: no plan now."""
+        if self._learner.version < self.ledger.steps_planned:
+            return None  # a step was left, since this process has to end: its plan comes first, and names what waits
+        if self._steps.time_is_up:
+            return Chosen((), (), -1)
+        chosen = set_aside(self._backlog.waiting()) if self._steps.ended else self._next_step()
+        return chosen if chosen.samples or chosen.drops else None
 
-    def _choose(self) -> Chosen:
-        waiting = self._backlog.waiting()
-        if self._ended:
-            return set_aside(waiting)
+    def _next_step(self) -> Chosen:
         return choose(
-            waiting,
+            self._backlog.waiting(),
             version=self.ledger.steps_planned,
             batch_groups=self._table.batch_groups,
             max_staleness=self._table.max_staleness,
@@ -187,11 +188,18 @@ class Trainer:
 
     def _plan(self, chosen: Chosen) -> None:
         """Append the plan and read the ledger up to it: only what counts there is executed."""
-        step = self._steps.plan(chosen, self._learner.config_digest)
+        was_over = bool(self._steps.ended)
+        tokens = self._backlog.num_trainable(chosen.samples)
+        step = self._steps.plan(chosen, self._learner.config_digest, tokens)
         self._backlog.done((d.partition, d.closing_offset) for d in chosen.drops)
         self._set_aside += len(chosen.drops)
         for reason in {d.reason for d in chosen.drops}:
             _LOG.info("set aside", reason=reason, groups=sum(d.reason == reason for d in chosen.drops), step=step)
+        if self._steps.ended and not was_over:
+            _LOG.info("the last plan of the run", limit=self._steps.ended, step=step)
+            if not chosen.samples and step:  # no step follows: the newest version turns out to be the last
+                self._publish(*self.ledger.plans[step - 1])
+                self._learner.checkpoint_now(self._backlog.positions(), self.ledger)
 
     # Executing -----------------------------------------------------------------------------------------------------
 
@@ -242,7 +250,7 @@ class Trainer:
         self._steps.result(plan.step, digest, metrics)
 
     def _is_last(self, version: int) -> bool:
-        return bool(self._table.steps) and version >= self._table.steps
+        return bool(self._steps.ended) and version == self.ledger.steps_planned
 
     def _publish(self, offset: int, plan: Plan) -> None:
         """Publish the version that this plan made, if it is one to publish and beyond every version announced."""
@@ -262,11 +270,10 @@ class Trainer:
     # Ending --------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """A run whose steps are all done sets aside what is left; in any case the weights are checkpointed."""
-        if self._ended and self._samples.is_open:
+        """A run that has ended sets aside what is left; in any case the weights are checkpointed."""
+        if self._steps.ended and self._samples.is_open:
             self._samples.read_to_the_end()
-            chosen = self._choose()
-            if chosen.drops:
+            if (chosen := self._choose()) is not None:
                 self._plan(chosen)
         self._learner.checkpoint_now(self._backlog.positions(), self.ledger)
         _LOG.info("ended", version=self._learner.version)

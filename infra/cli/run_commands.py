@@ -32,7 +32,7 @@ def run(
     verbose: Verbose = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Run every role of the settings on this machine until the steps are done or you stop it, then show the accounts."""
+    """Run every role of the settings on this machine until the run has ended or you stop it, then show the accounts."""
 
     def body() -> int:
         options.quiet_logs(verbose, quiet)

@@ -75,7 +75,7 @@ def _through(demo: Run, view: View, stop: Stop, json_path: Path | None, override
                 view.say("dispatcher, rollout worker, processor and trainer started")
                 watch_until_done(demo, view, watch, supervisor, stop, stall_s)
                 if not stop.requested:
-                    view.say("all steps trained; draining")
+                    view.say(f"{watch.ending}; draining")
                     drain(demo, log, supervisor, watch, view)
         except OffsetRLError as error:
             failure = error

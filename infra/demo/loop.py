@@ -24,7 +24,7 @@ _MEASURE_S = 300.0
 
 
 def watch_until_done(run: Run, view: View, watch: Watch, supervisor: Supervisor, stop: Stop, stall_s: float) -> None:
-    """Until every policy has its steps, or a signal asks to stop. Raises DeadlineExceeded naming what was waited for."""
+    """Until every policy's run has ended, or a signal asks to stop. Raises DeadlineExceeded naming what was waited for."""
     keeper = Keeper(run.settings)
     while not (watch.done or stop.requested):
         watch.poll(0.25)

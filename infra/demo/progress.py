@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from schemas.records import Announcement, Heartbeat, Record, Result, State
+from schemas.rules.ending import StopAt
 from schemas.rules.ledger import Ledger
 
 ROLES = ("dispatch", "rollout", "process", "train", "eval")
@@ -16,12 +17,14 @@ class PolicyProgress:
     """One policy as the log shows it."""
 
     policy: str
-    steps_wanted: int
+    stop_at: StopAt
     max_staleness: int
     ledger: Ledger = field(default_factory=Ledger)
     published: set[int] = field(default_factory=set)
     beats: dict[str, Heartbeat] = field(default_factory=dict)
     """Newest heartbeat by role/name."""
+    newest_ms: int = 0
+    """Append time of the newest record seen."""
     times_s: list[float] = field(default_factory=list)
     """When each result was seen, seconds since the demo's start."""
     tokens: list[tuple[float, float]] = field(default_factory=list)
@@ -41,8 +44,21 @@ class PolicyProgress:
 
     @property
     def done(self) -> bool:
-        """Whether every step of the run has a result; a run without a number of steps is never done."""
-        return 0 < self.steps_wanted <= self.ledger.steps_done
+        """Whether the run has ended and every step of it has a result; a run without any limit is never done."""
+        return bool(self.ledger.ended(self.stop_at)) and self.ledger.steps_done == self.ledger.steps_planned
+
+    @property
+    def course(self) -> str:
+        """How far the run is: steps, and whatever else limits it."""
+        steps, tokens, hours = self.stop_at
+        parts = [f"{self.ledger.steps_done}/{steps}" if steps else f"{self.ledger.steps_done}"]
+        if tokens:
+            parts.append(f"{self.ledger.tokens_planned:,}/{tokens:,} tokens")
+        if hours:
+            started_ms = self.ledger.started_ms
+            lasted_ms = 0 if started_ms is None else max(0, self.newest_ms - started_ms)
+            parts.append(f"{lasted_ms / 3_600_000:.2f}/{hours:g} h")
+        return ", ".join(parts)
 
     @property
     def drops(self) -> Counter[str]:
@@ -54,10 +70,11 @@ class PolicyProgress:
                     found[name.removeprefix("dropped:")] += int(value)
         return found
 
-    def take(self, kind: str, offset: int, record: Record | None, now_s: float) -> None:
-        """Fold a record of `steps`, `weights` or `control` that concerns this policy."""
+    def take(self, kind: str, offset: int, record: Record | None, time_ms: int, now_s: float) -> None:
+        """Fold a record of `steps`, `weights` or `control` that concerns this policy, appended at `time_ms`."""
+        self.newest_ms = max(self.newest_ms, time_ms)
         if kind == "steps":
-            if self.ledger.take(offset, record) and isinstance(record, Result):
+            if self.ledger.take(offset, record, time_ms) and isinstance(record, Result):
                 self.times_s.append(now_s)
         elif isinstance(record, Announcement):
             self.published.add(record.version)

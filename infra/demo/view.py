@@ -74,7 +74,7 @@ def line(progress: PolicyProgress) -> str:
     """One policy in one line."""
     rewards, ages = progress.rewards, progress.ages
     parts = [
-        f"{progress.policy}: step {progress.ledger.steps_done}/{progress.steps_wanted}",
+        f"{progress.policy}: step {progress.course}",
         f"reward {_mean(rewards[-5:]):.3f}",
         f"age {ages[-1] if ages else '-'} of at most {progress.max_staleness}",
         f"{progress.tokens_per_s():.0f} tokens/s",
@@ -104,7 +104,7 @@ def _panel(progress: PolicyProgress, restarts: Mapping[str, int]) -> Panel:
 
 def _figures(progress: PolicyProgress, rewards: list[float], ages: list[int]) -> Table:
     table = Table.grid(padding=(0, 1))
-    table.add_row("step", f"{progress.ledger.steps_done} / {progress.steps_wanted}")
+    table.add_row("step", progress.course)
     table.add_row("reward", f"{_mean(rewards[:5]):.3f} → {_mean(rewards[-5:]):.3f}" if rewards else "-")
     table.add_row(
         "staleness",

@@ -11,6 +11,8 @@ from infra.settings import Settings
 from schemas.errors import BrokerError, LogGap
 from schemas.names import control_topic, topic
 
+_ENDINGS = {"steps": "all steps trained", "tokens": "all tokens trained", "hours": "the time is over"}
+
 
 class Watch:
     """A reader of steps, weights and control of all policies."""
@@ -18,7 +20,7 @@ class Watch:
     def __init__(self, log: Log, settings: Settings, started_s: float) -> None:
         self._started_s = started_s
         self.policies = {
-            name: PolicyProgress(name, table.train.steps, table.train.max_staleness)
+            name: PolicyProgress(name, table.train.stop_at, table.train.max_staleness)
             for name, table in settings.policies.items()
         }
         self._kinds = {
@@ -44,7 +46,7 @@ class Watch:
             record = read_record(envelope)
             policy, kind = self._kinds.get(envelope.topic, ("", "control"))
             for progress in self.policies.values() if not policy else [self.policies[policy]]:
-                progress.take(kind, envelope.offset, record, now_s)
+                progress.take(kind, envelope.offset, record, envelope.time_ms, now_s)
         if self._mark() != before:
             self.moved_at_s = time.monotonic()
 
@@ -54,8 +56,14 @@ class Watch:
 
     @property
     def done(self) -> bool:
-        """Whether every policy has all its steps."""
+        """Whether every policy's run has ended and all its steps are done."""
         return all(progress.done for progress in self.policies.values())
+
+    @property
+    def ending(self) -> str:
+        """Why the policies' runs have ended, in words."""
+        found = {progress.ledger.ended(progress.stop_at) for progress in self.policies.values()}
+        return ", ".join(_ENDINGS[limit] for limit in _ENDINGS if limit in found)
 
     def _mark(self) -> tuple[tuple[int, int], ...]:
         return tuple((p.ledger.steps_done, len(p.published)) for p in self.policies.values())

@@ -57,6 +57,8 @@ class Plan:
     """Greatest age among the samples; -1 where none is checked."""
     seed: int
     config_digest: str
+    num_tokens: int = 0
+    """Trainable tokens of the samples; what `train.tokens` limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,5 +9,6 @@
 | admission.py | how many groups may be asked for, and with which weights |
 | planning.py | which outcomes the next step eats, and which are too old |
 | ledger.py | which plans and results count |
+| ending.py | whether a run has reached its end |
 | accounting.py | that every record is accounted for exactly once |
 """

@@ -1,7 +1,7 @@
 """The ledger: a fold over `steps` that says which plans and results count.
 
 A plan counts if its owner holds the claim and it is for the next step; a result counts if its owner holds the claim and
-its step is planned and has none yet. A plan without samples only sets outcomes aside and takes no step.
+its step is planned and has none yet. A plan without samples only sets outcomes aside, or tells the time, and takes no step.
 `trained` means: named by an effective plan that has a result.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from schemas.records import Address, Claim, Plan, PlanDrop, Result
 from schemas.rules.claims import Claims
+from schemas.rules.ending import StopAt, run_ended
 from schemas.rules.versions import Lineage
 
 
@@ -26,6 +27,12 @@ class Ledger:
         """Effective results; index = step."""
         self.drops: list[PlanDrop] = []
         """Everything that effective plans set aside."""
+        self.tokens_planned = 0
+        """Trainable tokens of all effective plans."""
+        self.started_ms: int | None = None
+        """Append time of the first effective claim."""
+        self.last_ms: int | None = None
+        """Append time of the newest effective plan."""
         self._named: set[tuple[int, int]] = set()
         # By (partition, closing offset), since an outcome may be repeated at several offsets of `samples`.
         self.end = 0
@@ -47,13 +54,23 @@ class Ledger:
         """Whether an effective plan has named this outcome, as a sample or as a drop."""
         return (partition, closing_offset) in self._named
 
-    def take(self, offset: int, record: object) -> bool:
-        """Take in a record of `steps`; True if it counts."""
+    def ended(self, stop_at: StopAt, now_ms: float | None = None) -> str:
+        """Which limit the run has reached; "" while it goes on. `now_ms`: as if a plan were appended at that time."""
+        last_ms = self.last_ms if now_ms is None else now_ms
+        lasted_ms = 0.0 if last_ms is None or self.started_ms is None else last_ms - self.started_ms
+        return run_ended(stop_at, steps=self.steps_planned, tokens=self.tokens_planned, lasted_ms=lasted_ms)
+
+    def take(self, offset: int, record: object, time_ms: int) -> bool:
+        """Take in a record of `steps`, appended at `time_ms`; True if it counts."""
         self.end = offset + 1
         if isinstance(record, Claim):
             effective = self.claims.claim(record.epoch, record.nonce)
+            if effective and self.started_ms is None:
+                self.started_ms = time_ms
         elif isinstance(record, Plan):
             effective = self._plan(offset, record)
+            if effective:
+                self.last_ms = max(time_ms, self.last_ms or 0)
         elif isinstance(record, Result):
             effective = self._result(record)
         else:
@@ -74,6 +91,7 @@ class Ledger:
         self.drops.extend(plan.drops)
         if plan.samples:
             self.plans.append((offset, plan))
+            self.tokens_planned += plan.num_tokens
         return True
 
     def _result(self, result: Result) -> bool:

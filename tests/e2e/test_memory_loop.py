@@ -19,7 +19,7 @@ from infra.weights.fetch import load_manifest
 from producers.dispatch_state import DispatchState
 from producers.outbox import Outbox
 from schemas.errors import DeadlineExceeded, Superseded
-from schemas.records import Plan, Result
+from schemas.records import Address, Plan, Result
 from schemas.rules.chain import NONE, ReadBack
 from schemas.rules.partition import PartitionState
 from support.loop import POLICY, RUN
@@ -55,8 +55,10 @@ def check(sim: Simulation) -> Audit:
     assert accounts.ok, accounts.findings
     assert (accounts.pending, accounts.unaccounted, accounts.twice) == (0, 0, 0), accounts
     train = sim.settings.policies[POLICY].train
-    assert found.ledger.steps_done == train.steps
-    assert 0 <= found.max_staleness_seen <= train.max_staleness
+    limit = found.ledger.ended(train.stop_at)
+    assert limit and found.ledger.steps_done == found.ledger.steps_planned
+    assert limit != "steps" or found.ledger.steps_done == train.steps
+    assert min(0, found.ledger.steps_done - 1) <= found.max_staleness_seen <= train.max_staleness
     check_digests(sim)
     check_outboxes(sim)
     return found
@@ -117,6 +119,24 @@ def test_publishing_every_second_step_gets_through(tmp_path: Path) -> None:
     simulate(4, tmp_path, train={"publish_every": 2})
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("limits", [{"tokens": 60}, {"hours": 4 / 3600}], ids=str)
+def test_a_run_that_ends_by_tokens_or_hours_ends_whole_after_any_faults(
+    seed: int, limits: dict[str, Any], tmp_path: Path
+) -> None:
+    sim = simulate(seed, tmp_path, train={"steps": 0, "publish_every": 2, **limits})
+    plans = [entry for _, entry in sim.watcher.ledger.plans]
+    tokens = [sum(loss_mask_ones(sim, a) for a in entry.samples) for entry in plans]
+    assert [entry.num_tokens for entry in plans] == tokens
+    if "tokens" in limits:
+        assert sum(tokens[:-1]) < limits["tokens"] <= sum(tokens)
+
+
+def loss_mask_ones(sim: Simulation, address: Address) -> int:
+    outcome = sim.watcher.outcomes[(address.partition, address.closing_offset)]
+    return sum(int.from_bytes(member.loss_mask, "little").bit_count() for member in outcome.members)
+
+
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     one, two = simulate(7, tmp_path), simulate(7, tmp_path)
     assert one.happened == two.happened
@@ -152,7 +172,7 @@ def _no_rereading(patch: pytest.MonkeyPatch) -> None:
         from schemas.codec import encode
 
         ack = self._writer.send(self.topic, 0, encode(record)).result(30.0)
-        self.ledger.take(ack.offset, record)
+        self.ledger.take(ack.offset, record, 0)
         self._reader.seek(self._place, ack.offset + 1)
 
     patch.setattr(OwnLedger, "append", append)

@@ -29,7 +29,7 @@ WIDTH = 120
 def progress_at(log: Log, settings: Settings, policy: str, step: int) -> tuple[PolicyProgress, float]:
     """What the view knew when `step` steps were done, and seconds since the run's first record."""
     table = settings.policies[policy]
-    progress = PolicyProgress(policy, table.train.steps, table.train.max_staleness)
+    progress = PolicyProgress(policy, table.train.stop_at, table.train.max_staleness)
     kinds = {topic(settings.run.name, policy, kind): kind for kind in ("steps", "weights")}
     kinds[control_topic(settings.run.name)] = "control"
     found: list[Envelope] = []
@@ -39,7 +39,8 @@ def progress_at(log: Log, settings: Settings, policy: str, step: int) -> tuple[P
     elapsed_s = 0.0
     for envelope in found:
         elapsed_s = (envelope.time_ms - found[0].time_ms) / 1000
-        progress.take(kinds[envelope.topic], envelope.offset, read_record(envelope), elapsed_s)
+        kind, record = kinds[envelope.topic], read_record(envelope)
+        progress.take(kind, envelope.offset, record, envelope.time_ms, elapsed_s)
         if progress.ledger.steps_done >= step:
             break
     return progress, elapsed_s

@@ -206,7 +206,7 @@ def look_back(log: Log, started_ms: int, warm_s: float) -> Ran:
     steps = Place(topic(RUN, POLICY, "steps"), 0)
     for envelope in read_all(log, steps, log.bounds(steps.topic)[0]):
         record = read_record(envelope)
-        if ledger.take(envelope.offset, record) and isinstance(record, Result):
+        if ledger.take(envelope.offset, record, envelope.time_ms) and isinstance(record, Result):
             done_s.append((envelope.time_ms - started_ms) / 1000)
     outcomes: dict[tuple[int, int], Outcome] = {}
     name = topic(RUN, POLICY, "samples")

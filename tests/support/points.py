@@ -13,10 +13,12 @@ from infra.lifecycle import Stop
 from infra.log import Log, Pending, Place, Reader, Writer
 from infra.memory_log import MemoryLog
 from infra.memory_store import MemoryStore
+from infra.ownership import read_all, read_record
 from infra.settings import Settings
 from schemas.codec import decode
+from schemas.names import topic
 from schemas.rules.ledger import Ledger
-from support.loop import StubHeart, said
+from support.loop import POLICY, RUN, StubHeart
 from trainers.trainer import Trainer
 
 Hook = Callable[[str], None]
@@ -107,9 +109,9 @@ def train(trainer: Trainer, steps: int) -> None:
 
 def ledger_of(log: MemoryLog) -> Ledger:
     """The ledger as the log alone says it."""
-    ledger = Ledger()
-    for offset, record in enumerate(said(log, "steps")):
-        ledger.take(offset, record)
+    ledger, place = Ledger(), Place(topic(RUN, POLICY, "steps"), 0)
+    for envelope in read_all(log, place, log.bounds(place.topic)[0]):
+        ledger.take(envelope.offset, read_record(envelope), envelope.time_ms)
     return ledger
 
 

@@ -142,7 +142,7 @@ def plan(**changes: Any) -> Plan:
     """A plan of two outcomes and one drop."""
     record = Plan(
         run="demo", policy="main", epoch=2, nonce="0a1b2c3d", step=31, samples=(Address(0, 12, 90, 8), Address(1, 15, 121, 2)),
-        drops=(PlanDrop(1, 14, 104, 8, "too-old", 5),), max_age=4, seed=7, config_digest="cd" * 32,
+        drops=(PlanDrop(1, 14, 104, 8, "too-old", 5),), max_age=4, seed=7, config_digest="cd" * 32, num_tokens=2718,
     )  # fmt: skip
     return replace(record, **changes)
 

@@ -497,8 +497,9 @@ class Simulation:
         return any(p.code == 0 for p in self.processes if p.role == role)
 
     def _published(self) -> bool:
-        head = self.watcher.heads.head
-        return head is not None and head.name.version >= self.settings.policies[POLICY].train.steps
+        head, ledger = self.watcher.heads.head, self.watcher.ledger
+        ended = ledger.ended(self.settings.policies[POLICY].train.stop_at)
+        return bool(ended) and head is not None and head.name.version == ledger.steps_planned
 
     def _processed(self) -> bool:
         name = topic(RUN, POLICY, "trajectories")

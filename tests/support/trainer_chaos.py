@@ -134,7 +134,7 @@ def ledger_of(log: KafkaLog, run: str) -> Ledger:
     """What counts on `steps`, from the log alone."""
     ledger, place = Ledger(), Place(topic(run, POLICY, "steps"), 0)
     for envelope in read_all(log, place, log.bounds(place.topic)[0]):
-        ledger.take(envelope.offset, read_record(envelope))
+        ledger.take(envelope.offset, read_record(envelope), envelope.time_ms)
     return ledger
 
 

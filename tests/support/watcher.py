@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from infra.log import Place
+from infra.log import Envelope, Place
 from infra.memory_log import MemoryLog
 from infra.ownership import read_record
 from infra.settings import Settings
@@ -67,7 +67,7 @@ class Watcher:
                 elif isinstance(record, Outcome):
                     self._outcome(envelope.partition, record)
                 elif kind == "steps":
-                    self._step(envelope.offset, record)
+                    self._step(envelope, record)
                 elif kind == "weights" and isinstance(record, Claim | Announcement):
                     self._weights(record)
 
@@ -126,8 +126,8 @@ class Watcher:
         if record.kept:
             self.backlog.add(key)
 
-    def _step(self, offset: int, record: object) -> None:
-        if not self.ledger.take(offset, record):
+    def _step(self, envelope: Envelope, record: object) -> None:
+        if not self.ledger.take(envelope.offset, record, envelope.time_ms):
             self.counts["void records of steps"] += 1
             return
         if not isinstance(record, Plan):

@@ -11,12 +11,15 @@ import pytest
 from producers.agenda import Agenda, Wanted, check_split, parse_version
 from producers.splits import Split
 from schemas.errors import SettingError
-from schemas.records import Version
-from support.samples import announcement, claim, evaluation
+from schemas.records import Address, Version
+from schemas.rules.ending import StopAt
+from support.samples import announcement, claim, evaluation, plan, result
 
 
-def make(every: int = 2, last: int = 0, **wanted: Any) -> Agenda:
-    return Agenda(Wanted(**wanted), run="demo", policy="main", task="sort-digits", every=every, last=last)
+def make(every: int = 2, stop_at: StopAt | None = None, **wanted: Any) -> Agenda:
+    return Agenda(
+        Wanted(**wanted), run="demo", policy="main", task="sort-digits", every=every, stop_at=stop_at or StopAt()
+    )
 
 
 def announced(agenda: Agenda, version: int, epoch: int = 1) -> None:
@@ -54,16 +57,71 @@ def test_every_nth_version_is_measured_oldest_first_and_each_once() -> None:
 
 
 def test_the_runs_last_version_is_measured_whatever_its_number() -> None:
-    agenda = make(every=4, last=6, follow=True)
+    agenda = make(every=4, stop_at=StopAt(steps=6), follow=True)
     announced(agenda, 6)
     assert order(agenda, *((1, v) for v in range(7))) == ["1-0", "1-4", "1-6"] and agenda.done
 
 
 def test_it_is_not_over_before_the_last_version_has_reached_this_bucket() -> None:
-    agenda = make(every=4, last=6, follow=True)
+    agenda = make(every=4, stop_at=StopAt(steps=6), follow=True)
     announced(agenda, 6)
     assert order(agenda, (1, 0), (1, 4)) == ["1-0", "1-4"] and not agenda.done
     assert order(agenda, (1, 0), (1, 4), (1, 6)) == ["1-6"] and agenda.done
+
+
+def planned(agenda: Agenda, num_tokens: int, *, hours: float = 0.0, epoch: int = 1) -> None:
+    """Another step of so many tokens, or a plan of none."""
+    ledger, ms = agenda._ledger, round(hours * 3_600_000)
+    if ledger.claims.epoch < epoch:
+        agenda.read_step(ledger.end, claim(epoch=epoch, nonce=f"n{epoch}"), ms)
+    step = ledger.steps_planned
+    samples = (Address(0, step, step, 1),) if num_tokens else ()
+    owner: dict[str, Any] = {"epoch": epoch, "nonce": f"n{epoch}", "step": step}
+    agenda.read_step(ledger.end, plan(samples=samples, drops=(), num_tokens=num_tokens, **owner), ms)
+    if samples:
+        agenda.read_step(ledger.end, result(version=step + 1, **owner), ms)
+
+
+def test_a_run_of_tokens_says_on_steps_which_version_is_its_last() -> None:
+    agenda = make(every=4, stop_at=StopAt(tokens=600), follow=True)
+    assert agenda.needs_steps
+    for _ in range(5):
+        planned(agenda, 100)
+    announced(agenda, 5)
+    assert order(agenda, *((1, v) for v in range(6))) == ["1-0", "1-4"] and not agenda.done
+    planned(agenda, 100)
+    assert not agenda.done, "the last version is not announced"
+    announced(agenda, 6)
+    assert not agenda.done
+    assert order(agenda, *((1, v) for v in range(7))) == ["1-6"] and agenda.done
+
+
+def test_hours_may_be_over_without_a_further_step_or_without_any() -> None:
+    agenda = make(every=4, stop_at=StopAt(hours=2.0), follow=True)
+    planned(agenda, 100)
+    announced(agenda, 1)
+    assert order(agenda, (1, 0), (1, 1)) == ["1-0"] and not agenda.done
+    planned(agenda, 0, hours=2.0)
+    assert order(agenda, (1, 0), (1, 1)) == ["1-1"] and agenda.done
+    starved = make(stop_at=StopAt(hours=2.0), follow=True)
+    announced(starved, 0)
+    planned(starved, 0)
+    planned(starved, 0, hours=2.0)
+    assert not starved.done
+    assert order(starved, (1, 0)) == ["1-0"] and starved.done
+
+
+def test_steps_are_read_only_where_they_alone_tell_the_end() -> None:
+    assert not make(stop_at=StopAt(steps=3), follow=True).needs_steps
+    assert not make(stop_at=StopAt(tokens=3)).needs_steps
+    assert make(stop_at=StopAt(steps=9, hours=1.0), follow=True).needs_steps
+
+
+def test_what_was_read_of_steps_is_forgotten_with_the_rest() -> None:
+    agenda = make(stop_at=StopAt(tokens=1), follow=True)
+    planned(agenda, 1)
+    agenda.forget()
+    assert agenda._ledger.steps_planned == 0
 
 
 def test_versions_of_a_superseded_trainer_are_not_measured() -> None:
@@ -101,7 +159,7 @@ def test_a_named_version_is_measured_unless_it_was() -> None:
 
 
 def test_what_was_given_up_is_left_alone() -> None:
-    agenda = make(every=1, last=1, follow=True)
+    agenda = make(every=1, stop_at=StopAt(steps=1), follow=True)
     announced(agenda, 1)
     agenda.give_up(Version(1, 0))
     assert order(agenda, (1, 0), (1, 1)) == ["1-1"] and agenda.done

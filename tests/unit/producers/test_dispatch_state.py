@@ -10,6 +10,7 @@ from typing import Any
 from producers.dispatch_state import DispatchState, Limits
 from producers.groups import Worker
 from schemas.records import Address, Claim, Plan, PlanDrop
+from schemas.rules.ending import StopAt
 from support.samples import close, dropped_member, member, outcome, request, trajectory
 
 LIFETIME_MS = 10_000
@@ -17,7 +18,7 @@ LIFETIME_MS = 10_000
 
 def state(*, live: bool = True, **changes: Any) -> DispatchState:
     limits = Limits(
-        group_size=2, capacity_groups=4, batch_groups=2, max_staleness=1, steps=0, reissue_after_s=3.0,
+        group_size=2, capacity_groups=4, batch_groups=2, max_staleness=1, stop_at=StopAt(), reissue_after_s=3.0,
         heartbeat_timeout_s=2.0,
     )  # fmt: skip
     found = DispatchState(replace(limits, **changes), partitions=2)
@@ -87,25 +88,25 @@ def test_groups_are_counted_until_their_outcome_and_then_until_their_plan() -> N
     assert (found.running, len(found.backlog)) == (0, 1)
     end(found, 0, 5)
     assert (found.kept, len(found.backlog)) == (1, 1), "a repeat has no effect"
-    found.saw_step(0, Claim(run="demo", policy="main", role="train", epoch=1, nonce="a"))
+    found.saw_step(0, Claim(run="demo", policy="main", role="train", epoch=1, nonce="a"), 1000)
     plan = Plan(
         run="demo", policy="main", epoch=1, nonce="a", step=0, samples=(), drops=(PlanDrop(0, 0, 5, 1, "stale", 2),),
         max_age=-1, seed=0, config_digest="",
     )  # fmt: skip
-    found.saw_step(1, replace(plan, nonce="b"))
+    found.saw_step(1, replace(plan, nonce="b"), 1000)
     assert len(found.backlog) == 1, "a void plan takes nothing"
-    found.saw_step(1, plan)
+    found.saw_step(1, plan, 1000)
     assert len(found.backlog) == 0
     assert found.ledger.steps_planned == 0
 
 
 def test_an_outcome_read_after_the_plan_that_names_it_does_not_wait() -> None:
     found = state()
-    found.saw_step(0, Claim(run="demo", policy="main", role="train", epoch=1, nonce="a"))
+    found.saw_step(0, Claim(run="demo", policy="main", role="train", epoch=1, nonce="a"), 1000)
     found.saw_step(1, Plan(
         run="demo", policy="main", epoch=1, nonce="a", step=0, samples=(Address(0, 0, 5, 1),), drops=(), max_age=0,
         seed=0, config_digest="",
-    ))  # fmt: skip
+    ), 1000)  # fmt: skip
     end(found, 0, 5)
     assert len(found.backlog) == 0
 
@@ -120,7 +121,7 @@ def test_outcomes_in_a_wrong_partition_or_of_none_are_passed_over() -> None:
 def test_admission_is_bounded_by_capacity_staleness_and_the_steps_that_are_left() -> None:
     assert state().admissible() == 4
     assert state(capacity_groups=3).admissible() == 3
-    assert state(steps=1).admissible() == 2
+    assert state(stop_at=StopAt(steps=1)).admissible() == 2
     found = state()
     for number in range(3):
         ask(found, number, 0)
@@ -140,7 +141,7 @@ def test_what_replaces_a_dropped_group_takes_its_place() -> None:
     """Asked for as the last of all, it would wait for weights that its own step makes, where versions are published
     every second step: a deadlock."""
     found = state(max_staleness=1)
-    found.saw_step(0, Claim(run="demo", policy="main", role="train", epoch=1, nonce="a"))
+    found.saw_step(0, Claim(run="demo", policy="main", role="train", epoch=1, nonce="a"), 1000)
     for step in range(3):
         plan = Plan(
             run="demo", policy="main", epoch=1, nonce="a", step=step, samples=(Address(1, step, 1000 + step, 1),), drops=(),
@@ -263,3 +264,31 @@ def test_workers_are_chosen_by_load_and_others_are_preferred() -> None:
     found.workers["a"].outstanding = found.workers["b"].outstanding = 3
     assert found.choose_worker(2) is None, "full"
     assert found.choose_worker(1) is not None
+
+
+def test_a_run_that_ends_by_tokens_or_hours_is_fed_as_one_without_end_until_the_log_says_that_it_has_ended() -> None:
+    for stop_at in (StopAt(tokens=300), StopAt(hours=1.0)):
+        found = state(stop_at=stop_at)
+        assert (found.ended, found.admissible()) == (False, 4)
+        found.saw_step(0, Claim(run="demo", policy="main", role="train", epoch=1, nonce="a"), 1000)
+        end(found, 0, 5)
+        plan = Plan(
+            run="demo", policy="main", epoch=1, nonce="a", step=0, samples=(Address(0, 0, 5, 1),), drops=(), max_age=0,
+            seed=0, config_digest="", num_tokens=300,
+        )  # fmt: skip
+        found.saw_step(1, replace(plan, nonce="b"), 1000 + 3_600_000)
+        assert (found.ended, found.admissible()) == (False, 3), "a void plan ends nothing"
+        found.saw_step(2, plan, 1000 + 3_600_000)
+        assert (found.ended, found.admissible()) == (True, 0)
+
+
+def test_an_ended_run_closes_what_is_open_and_asks_for_nothing_more() -> None:
+    found = state(stop_at=StopAt(hours=1.0))
+    ask(found, 0, 0)
+    arrive(found, 0, 0)
+    found.saw_step(0, Claim(run="demo", policy="main", role="train", epoch=1, nonce="a"), 1000)
+    nothing = Plan(
+        run="demo", policy="main", epoch=1, nonce="a", step=0, samples=(), drops=(), max_age=-1, seed=0, config_digest="",
+    )  # fmt: skip
+    found.saw_step(1, nothing, 1000 + 3_600_000)
+    assert found.ended and found.admissible() == 0 and [group.number for group in found.open_groups()] == [0]

@@ -19,11 +19,11 @@ from producers.agenda import Wanted
 from producers.evaluator import Evaluator
 from schemas.errors import SettingError, StoreError
 from schemas.names import manifest_key
-from schemas.records import Announcement, Eval, Version
+from schemas.records import Address, Announcement, Eval, Version
 from schemas.validate import check_eval
 from support import graded
 from support.loop import POLICY, RUN, Codec, InlineCalls, StubHeart, append, make_daemon, make_log, make_settings, said
-from support.samples import evaluation
+from support.samples import claim, evaluation, plan, result
 from support.weights import put
 
 ENGINE = {"engine": "support.graded:make", "concurrency": 7}
@@ -111,6 +111,24 @@ def test_each_version_is_asked_the_same_and_answers_with_its_own_weights(scene: 
     assert [folder.name for _, folder in graded.LOADED] == scene.measured()
     kept = [path.name for path in graded.LOADED[0][1].parent.iterdir()]
     assert kept == ["1-10"], "folders of versions that are measured do not pile up"
+
+
+def test_a_run_of_tokens_ends_with_the_version_that_its_steps_name(make: Callable[..., Scene]) -> None:
+    scene = make(train={"steps": 0, "tokens": 3, "batch_groups": 1})
+    scene.publish(0, 1, 2)
+    owner: dict[str, Any] = {"epoch": 1, "nonce": "n1"}
+    append(scene.log, "steps", claim(**owner))
+    for step in range(3):
+        samples = (Address(0, step, step, 1),)
+        append(scene.log, "steps", plan(step=step, samples=samples, drops=(), num_tokens=1, **owner))
+        append(scene.log, "steps", result(step=step, version=step + 1, **owner))
+    evaluator = scene.start(follow=True, every=2)
+    for _ in range(4):
+        evaluator.turn()
+    assert scene.measured() == ["1-0", "1-2"] and not evaluator.done, "version 3 is still to come"
+    scene.publish(3)
+    turns(evaluator, 4)
+    assert scene.measured() == ["1-0", "1-2", "1-3"] and evaluator.done and evaluator.code == 0
 
 
 def test_a_restarted_evaluator_repeats_nothing(scene: Scene) -> None:

@@ -15,6 +15,7 @@ from producers.dispatch_state import DispatchState, Limits
 from producers.splits import Split
 from schemas.errors import SettingError
 from schemas.records import VersionRun
+from schemas.rules.ending import StopAt
 from support.loop import make_daemon, make_log, make_settings
 from support.samples import trajectory
 
@@ -73,7 +74,7 @@ def make_state() -> DispatchState:
         capacity_groups=4,
         batch_groups=2,
         max_staleness=1,
-        steps=0,
+        stop_at=StopAt(),
         reissue_after_s=1.0,
         heartbeat_timeout_s=1.0,
     )

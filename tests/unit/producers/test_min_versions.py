@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from producers.dispatch_state import DispatchState, Limits
 from producers.groups import Group, group_name
+from schemas.rules.ending import StopAt
 
 
 def new_state(batch: int, eta: int, capacity: int) -> DispatchState:
     limits = Limits(
-        group_size=1, capacity_groups=capacity, batch_groups=batch, max_staleness=eta, steps=0, reissue_after_s=1.0,
+        group_size=1, capacity_groups=capacity, batch_groups=batch, max_staleness=eta, stop_at=StopAt(), reissue_after_s=1.0,
         heartbeat_timeout_s=1.0,
     )  # fmt: skip
     state = DispatchState(limits, 1)

@@ -196,7 +196,7 @@ class Simulation:
     def fold(self) -> Ledger:
         ledger = Ledger()
         for offset, record in enumerate(self.log):
-            ledger.take(offset, record)
+            ledger.take(offset, record, 1000 + offset)
         return ledger
 
     def run(self, rounds: int = 40) -> Ledger:

@@ -10,52 +10,15 @@ import pytest
 
 from infra.heartbeat import Heart
 from infra.log import Place
-from infra.memory_log import MemoryLog
-from infra.memory_store import MemoryStore
-from infra.settings import Settings
-from infra.weights.announce import Heads, read_heads
 from schemas.errors import LogGap, Superseded
-from schemas.records import Announcement, Claim, Plan, PlanDrop, Result
-from support.loop import Clock, StubHeart, append, make_daemon, make_log, make_settings, said
-from support.outcomes import make_outcome
-from support.points import Crash, ledger_of, start_trainer, train
+from schemas.records import Claim, Plan, PlanDrop, Result
+from support.loop import Clock, StubHeart, append, make_daemon, said
+from support.points import Crash, ledger_of, train
 from support.samples import claim, plan
-from support.simulation import CountingLearner, Disk
+from support.simulation import CountingLearner
+from support.trainer_scene import Scene
 from trainers.trainer import Trainer
 from trainers.turns import Turns
-
-
-class Scene:
-    """A log, a store and a disk that outlive trainers."""
-
-    def __init__(self, folder: Path, **train: Any) -> None:
-        self.settings: Settings = make_settings(
-            folder, train={"batch_groups": 2, "max_staleness": 2, "checkpoint_every": 2, **train}
-        )
-        self.log: MemoryLog = make_log(self.settings)
-        self.store, self.disk = MemoryStore(), cast(Disk, [])
-        self.executed: list[int] = []
-        self._last = {0: -1, 1: -1}
-
-    def start(self, hook: Callable[[str], None] = lambda name: None) -> Trainer:
-        return start_trainer(self.log, self.store, self.settings, hook)
-
-    def outcomes(self, count: int, *, partition: int = 0, version: tuple[int, int] = (1, 0), **changes: Any) -> None:
-        """Kept outcomes at the end of a partition."""
-        for _ in range(count):
-            previous = self._last[partition]
-            self._last[partition] = closing = previous + 3
-            record = make_outcome(
-                group=f"g{partition}-{closing}", closing_offset=closing, previous=previous, partition=partition,
-                version=version, members=((0, closing - 1), (1, closing)), **changes,
-            )  # fmt: skip
-            append(self.log, "samples", record, partition=partition)
-
-    def heads(self) -> Heads:
-        return read_heads(self.log, "demo", "main", timeout_s=5.0)
-
-    def versions(self) -> list[tuple[int, int]]:
-        return [(r.epoch, r.version) for r in said(self.log, "weights") if isinstance(r, Announcement)]
 
 
 @pytest.fixture
