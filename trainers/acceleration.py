@@ -1,6 +1,8 @@
 """accelerate, in one file: one process, DDP over several, or FSDP2 where the settings ask for shards.
 
 DDP and FSDP average gradients over ranks; the step multiplies its loss by the number of ranks, so that they are summed.
+What is computed in which type is said by `train.dtype` alone: a launcher's mixed precision is not followed, or one run
+would come out differently under another launcher.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -25,15 +28,18 @@ from schemas.names import nearest
 __all__ = ["Accelerator", "Tracker", "make_accelerator", "open_trackers", "prepared"]
 
 
-def make_accelerator(*, shard: bool = False) -> Accelerator:
-    """The accelerator of this process. `shard`: FSDP2 instead of DDP. Raises SettingError where it cannot shard."""
+def make_accelerator(*, shard: bool = False, dtype: str = "float32") -> Accelerator:
+    """The accelerator of this process. `shard`: FSDP2 instead of DDP, computing in `dtype`.
+
+    Raises SettingError where it cannot shard.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     on_cpu = size > 1 and not torch.cuda.is_available()  # several ranks on CPUs are only seen when asked for
     if not shard:
-        found = Accelerator(cpu=on_cpu)
+        found = Accelerator(cpu=on_cpu, mixed_precision="no")
         assert found.num_processes == size, (found.num_processes, size)
         return found
-    found = Accelerator(cpu=on_cpu, fsdp_plugin=sharding())
+    found = Accelerator(cpu=on_cpu, mixed_precision="no", fsdp_plugin=sharding(dtype))
     if found.distributed_type != DistributedType.FSDP:
         raise SettingError(
             f"train.shard is true, but accelerate shards only over several accelerators, and this is "
@@ -42,10 +48,14 @@ def make_accelerator(*, shard: bool = False) -> Accelerator:
     return found
 
 
-def sharding() -> FullyShardedDataParallelPlugin:
-    """FSDP2, one shard group per transformer layer."""
+def sharding(dtype: str = "float32") -> FullyShardedDataParallelPlugin:
+    """FSDP2, one shard group per transformer layer; in bfloat16 weights are gathered so, and gradients summed in float32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return FullyShardedDataParallelPlugin(
-        fsdp_version=2, reshard_after_forward=True, auto_wrap_policy="transformer_based_wrap"
+        fsdp_version=2,
+        reshard_after_forward=True,
+        auto_wrap_policy="transformer_based_wrap",
+        mixed_precision_policy=policy if dtype == "bfloat16" else None,
     )
 
 

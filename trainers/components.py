@@ -18,6 +18,7 @@ from trainers.batch_corrections import BATCH_CORRECTIONS
 from trainers.corrections import CORRECTIONS, Correction, product
 from trainers.losses import FITS, LOSSES, Loss
 from trainers.normalise import NORMALISERS, Normaliser
+from trainers.probes import check_once
 from trainers.reductions import REDUCTIONS, Reduction
 
 WITH_PROXIMAL = frozenset({"kl-in-reward", "reinforce-plus-plus"})
@@ -66,7 +67,9 @@ def make_algorithms(
     terms: Terms | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Algorithms:
-    """The algorithms of these names, with settings by component name. Raises SettingError before anything runs.
+    """The algorithms of these names, with settings by component name, each tried once on a few tokens of no run.
+
+    Raises SettingError before anything runs.
 
     >>> make_algorithms(settings={"ppo-clp": {"clip_low": 0.1}})
     Traceback (most recent call last):
@@ -82,7 +85,9 @@ known: ppo-clip, token-mean, token-truncated
 
     def bound(kind: str, name: str, table: Mapping[str, str]) -> Callable[..., Any]:
         function = load(kind, name, table)
-        return functools.partial(function, **check_settings(kind, name, function, given.get(name, {})))
+        ready = functools.partial(function, **check_settings(kind, name, function, given.get(name, {})))
+        check_once(kind, name, ready)
+        return ready
 
     own = any(":" in name for name in normalisers)
     corrections = [bound("correction", name, CORRECTIONS) for name in (correction, *further_corrections)]

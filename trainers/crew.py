@@ -6,6 +6,7 @@ and outcomes in the log's own encoding, tensors as safetensors.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from trainers.batching import rows_of_step
 from trainers.components import Terms, check_fit, make_algorithms
 from trainers.metrics import StepMetrics
 from trainers.model import Policy, checkpoint_gradients, load_policy, make_deterministic
+from trainers.precision import compute_in_bfloat16
 from trainers.ranks import Order, Ranks
 from trainers.schedule import Optimisation
 from trainers.step import Stepper, Tensors
@@ -49,7 +51,7 @@ def make_stepper(table: TrainTable, folder: Path, reference: Path | None = None)
         settings=table.settings,
     )
     make_deterministic(table.threads)
-    model = load_policy(folder, dtype=table.dtype)
+    model = trained_policy(folder, table)
     if table.lora_rank:
         from trainers.lora import WithoutAdapter, add_adapter  # peft
 
@@ -60,8 +62,27 @@ def make_stepper(table: TrainTable, folder: Path, reference: Path | None = None)
     if table.lora_rank and reference is None and algorithms.needs_reference:
         pinned = WithoutAdapter(model)
     elif algorithms.needs_reference or reference is not None:
-        pinned = load_policy(reference or folder, dtype=table.dtype).requires_grad_(False)
-    return Stepper(model, algorithms, optimisation(table), make_accelerator(shard=table.shard), pinned)
+        pinned = pinned_policy(reference or folder, table)
+    accelerator = make_accelerator(shard=table.shard, dtype=table.dtype)
+    return Stepper(model, algorithms, optimisation(table), accelerator, pinned)
+
+
+def trained_policy(folder: Path, table: TrainTable) -> Policy:
+    """The model that is trained: float32 master weights, computed with in `dtype`. Raises SettingError.
+
+    Under an adapter the weights never move, so they are kept in `dtype` itself. Shards are computed with in bfloat16 by
+    FSDP2, which then also sends half as much.
+    """
+    if table.lora_rank or table.dtype == "float32":
+        return load_policy(folder, dtype=table.dtype)
+    model = load_policy(folder)
+    return model if table.shard else compute_in_bfloat16(model)
+
+
+def pinned_policy(folder: Path, table: TrainTable) -> Policy:
+    """The reference, computed as the model that is trained is: on equal weights both say the same. Raises SettingError."""
+    model = load_policy(folder, dtype=table.dtype) if table.shard else trained_policy(folder, table)
+    return model.requires_grad_(False)
 
 
 def optimisation(table: TrainTable) -> Optimisation:
@@ -101,6 +122,10 @@ def reference_folder(daemon: Daemon) -> Path | None:
     return loadable(fetch(daemon.store, manifest, manifest.digest, root))
 
 
+class StepLeft(BaseException):
+    """The step is left unfinished between two micro-batches, by all ranks at the same place."""
+
+
 class Crew:
     """Rank 0's stepper, and through it everybody's."""
 
@@ -131,13 +156,27 @@ class Crew:
     def execute(
         self, plan: Plan, outcomes: Sequence[Outcome], between: Callable[[], None] = lambda: None
     ) -> StepMetrics:
-        """Take a plan's step on every rank. `between` is called between micro-batches. Raises RankLost."""
+        """Take a plan's step on every rank. Raises RankLost.
+
+        `between` is called on this rank before each micro-batch; what it raises ends the step on all of them.
+        """
         if self._ranks.size > 1:
             self._ranks.tell(Order.EXECUTE, encode(plan), *map(encode, outcomes))
         with self._ranks.guard(f"step {plan.step}"):
             return self._stepper.execute(
-                rows_of_step(outcomes, version=plan.step), step=plan.step, seed=plan.seed, between=between
+                rows_of_step(outcomes, version=plan.step),
+                step=plan.step,
+                seed=plan.seed,
+                between=lambda: self._ask(between),
             )
+
+    def _ask(self, between: Callable[[], None]) -> None:
+        try:
+            between()
+        except BaseException:
+            self._ranks.go_on(False)
+            raise
+        self._ranks.go_on(True)
 
     def tensors(self) -> Tensors:
         """Everything that the next step depends on, whole; live where it is not in shards."""
@@ -171,10 +210,10 @@ def follow(table: TrainTable, folder: Path, config_digest: str, ranks: Ranks, re
                 stepper = make_stepper(table, folder, reference)
             elif order != Order.REST:
                 assert stepper is not None
-                _obey(stepper, order, frames)
+                _obey(stepper, order, frames, ranks)
 
 
-def _obey(stepper: Stepper, order: Order, frames: Sequence[bytes]) -> None:
+def _obey(stepper: Stepper, order: Order, frames: Sequence[bytes], ranks: Ranks) -> None:
     if order == Order.RESTORE:
         stepper.restore(_of_frames(frames))
     elif order == Order.TENSORS:
@@ -185,7 +224,14 @@ def _obey(stepper: Stepper, order: Order, frames: Sequence[bytes]) -> None:
         plan, *outcomes = map(decode, frames)
         assert isinstance(plan, Plan)
         taken = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
-        stepper.execute(rows_of_step(taken, version=plan.step), step=plan.step, seed=plan.seed)
+        rows = rows_of_step(taken, version=plan.step)
+        with contextlib.suppress(StepLeft):
+            stepper.execute(rows, step=plan.step, seed=plan.seed, between=lambda: _go_on(ranks))
+
+
+def _go_on(ranks: Ranks) -> None:
+    if not ranks.go_on():
+        raise StepLeft
 
 
 def _same(own: str, of_rank_0: str) -> None:

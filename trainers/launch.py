@@ -74,6 +74,16 @@ class Others:
             process.wait()
 
 
+_started: list[Others] = []
+"""Of this process, while they run."""
+
+
+def check_started() -> None:
+    """Raises RankLost when a rank that this process has started has ended."""
+    for found in _started:
+        found.check()
+
+
 @contextlib.contextmanager
 def others(table: TrainTable) -> Iterator[Others]:
     """Start the ranks of this machine that nobody has started; they have ended when the context is left."""
@@ -88,6 +98,7 @@ def others(table: TrainTable) -> Iterator[Others]:
     found = Others([_start(rank, shared) for rank in range(1, table.ranks)])
     os.environ.update(shared | {"RANK": "0", "LOCAL_RANK": "0"})
     _LOG.info("ranks started", ranks=table.ranks, port=port)
+    _started.append(found)
     grace_s = _END_S
     try:
         yield found
@@ -95,6 +106,7 @@ def others(table: TrainTable) -> Iterator[Others]:
         grace_s = 2.0  # nobody tells them to end any more; their connections to this rank are what ends them
         raise
     finally:
+        _started.remove(found)
         found.close(grace_s)
 
 

@@ -24,10 +24,11 @@ from trainers.backlog import SamplesPosition
 from trainers.beside import beside
 from trainers.checkpoint import Meta
 from trainers.checkpoint_bucket import Uploads, fetch_newest, prefix_of
-from trainers.crew import Crew, reference_folder
+from trainers.crew import Crew, StepLeft, reference_folder
 from trainers.health import Health
 from trainers.metrics import StepMetrics
 from trainers.model import tensors_digest, weights_bytes
+from trainers.precision import rounded
 from trainers.ranks import join
 
 if TYPE_CHECKING:
@@ -39,10 +40,6 @@ REST_S = 2.0
 """Between signs of life to the other ranks; also how soon it is seen that one of them has died."""
 _LOG = structlog.get_logger("offsetrl.learner")
 _INDEX = "model.safetensors.index.json"
-
-
-class _Left(BaseException):
-    """The step is left unfinished."""
 
 
 class Learner:
@@ -159,8 +156,10 @@ class Learner:
             if meanwhile is None:
                 metrics = self._crew.execute(plan, outcomes)
             else:
-                metrics = beside(lambda: self._crew.execute(plan, outcomes, self._leave_in_time), meanwhile)
-        except _Left:
+                metrics = beside(
+                    lambda: self._crew.execute(plan, outcomes, self._leave_in_time), lambda: self._look(meanwhile)
+                )
+        except StepLeft:
             _LOG.warning(
                 "told to stop: the step is left, and its plan is executed again at the next start", step=plan.step
             )
@@ -169,12 +168,16 @@ class Learner:
         return plain(metrics)
 
     def _leave_in_time(self) -> None:
-        """Between micro-batches. Several ranks finish a step in any case: they could not all leave at one place."""
-        if not self._stop.requested or self._ranks.size > 1:
-            return
-        self._stop_seen_s = self._stop_seen_s or time.monotonic()
-        if time.monotonic() - self._stop_seen_s > STOP_GRACE_S:
-            raise _Left
+        """Before each micro-batch; the other ranks leave where this one does."""
+        self._look()
+        if self._stop_seen_s and time.monotonic() - self._stop_seen_s > STOP_GRACE_S:
+            raise StepLeft
+
+    def _look(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Notes when the daemon is told to stop, while a micro-batch runs too: it may last as long as the grace itself."""
+        if self._stop.requested and not self._stop_seen_s:
+            self._stop_seen_s = time.monotonic()
+        meanwhile()
 
     def rest(self) -> None:
         """There is no step to take now; other ranks are told so now and then, or they would take this one for lost."""
@@ -195,14 +198,16 @@ class Learner:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the weights."""
+        """SHA-256 over the weights as they are trained (float32), or over the adapter: what the next step begins with."""
         return tensors_digest(self._crew.weights())
 
     def files(self) -> dict[str, Source]:
         """The weights as the files of a version."""
         if self._lora is not None:
             return self._lora.files(self._crew.weights())
-        return {**weights_bytes(self._crew.model, tensors=self._crew.weights() if self._table.shard else None)}
+        model, in_bfloat16 = self._crew.model, self._table.dtype == "bfloat16"
+        tensors = self._crew.weights() if self._table.shard or in_bfloat16 else None
+        return {**weights_bytes(model, tensors=rounded(model, tensors) if tensors and in_bfloat16 else tensors)}
 
     def first_files(self) -> dict[str, Source]:
         """Version 0: the weights as they are trained, with the model's configuration, tokenizer and chat template."""

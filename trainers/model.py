@@ -170,6 +170,12 @@ def restore_model(model: Policy, tensors: Mapping[str, Tensor]) -> None:
         )
     for name, tensor in own.items():
         given = tensors[name]
+        if given.dtype == torch.bfloat16 and tensor.dtype == torch.float32:
+            raise WeightsError(
+                f"tensor {name!r} is torch.bfloat16 in the checkpoint, and weights are trained in torch.float32: it is of "
+                "an older trainer, whose updates were lost in rounding. Begin a new run with the newest version that the "
+                "run published as its model"
+            )
         if given.shape != tensor.shape or given.dtype != tensor.dtype:
             raise WeightsError(
                 f"tensor {name!r} is {given.dtype} {list(given.shape)} in the checkpoint and {tensor.dtype} "

@@ -6,8 +6,12 @@ told when it is known.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
+from schemas.errors import SettingError
 from trainers.corrections import CorrectionInputs
 from trainers.losses import LossInputs
 from trainers.normalise import NormaliserInputs
@@ -65,3 +69,35 @@ def normaliser_inputs() -> NormaliserInputs:
         values_BT=torch.zeros(2, 3),
         bootstrap_B=torch.zeros(2),
     )
+
+
+def check_once(kind: str, name: str, component: Callable[..., Any]) -> None:
+    """Call a component with its settings bound, once. Raises SettingError where its settings cannot work together, or
+    where it does not give one finite number per token; what else a component of one's own raises is its own.
+
+    >>> from trainers.losses import LossOutputs
+    >>> check_once("loss", "my.module:mean", lambda inputs: LossOutputs(per_token_BT=-inputs.logprobs_BT.mean(dim=0)[:2]))
+    Traceback (most recent call last):
+        ...
+    schemas.errors.SettingError: loss 'my.module:mean' gives numbers of shape [2] for tokens of shape [2, 3]: one per token is wanted
+    """
+    mask_BT = mask()
+    if kind == "reduction":
+        numbers = component(mask_BT, TOTALS)
+    elif kind == "loss":
+        numbers = component(loss_inputs()).per_token_BT
+    elif kind == "normaliser":
+        numbers = component(normaliser_inputs()).advantages_BT
+    else:
+        numbers = component(correction_inputs()).weights_BT
+    try:
+        numbers_BT = numbers.broadcast_to(mask_BT.shape)  # a row's one number may stand for all its tokens
+    except RuntimeError:
+        raise SettingError(
+            f"{kind} {name!r} gives numbers of shape {list(numbers.shape)} for tokens of shape {list(mask_BT.shape)}: one "
+            "per token is wanted"
+        ) from None
+    if not numbers_BT[mask_BT].isfinite().all():
+        raise SettingError(
+            f"{kind} {name!r} gives {numbers_BT[mask_BT].tolist()} for plain tokens of log-prob -1: see its settings"
+        )

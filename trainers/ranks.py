@@ -11,15 +11,19 @@ import contextlib
 import enum
 import os
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from schemas.errors import OffsetRLError, RankLost
+from trainers.launch import check_started
 
 _CHUNK_BYTES = 256 * 1024 * 1024
+_LOOK_S = 0.05
 _MARKS = ("gloo", "nccl", "connection", "timed out", "processgroup", "socket")
 """Words of which one is in every error of a broken group; torch raises them all as RuntimeError."""
 
@@ -69,6 +73,18 @@ class Ranks:
             body = torch.empty(size, dtype=torch.uint8)
             self._broadcast_in_chunks(body)
         return Order(order), unpack(body.numpy().tobytes())
+
+    def go_on(self, wanted: bool = True) -> bool:
+        """Whether the step goes on: what rank 0 wants. All ranks ask equally often, so all leave at one place.
+
+        Raises RankLost.
+        """
+        if self.size == 1:
+            return wanted
+        with self.guard("the next micro-batch"):
+            said = torch.tensor([wanted], dtype=torch.int64)
+            self._broadcast(said)
+        return bool(said)
 
     def _broadcast_in_chunks(self, body: torch.Tensor) -> None:
         for start in range(0, len(body), _CHUNK_BYTES):
@@ -128,10 +144,40 @@ def _join(size: int, limit_s: float) -> Ranks:
     with ranks.guard("the meeting of all ranks"):
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, timeout=limit)
+            if (
+                os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            ):  # torchrun holds the store, and watches all ranks
+                dist.init_process_group(backend, timeout=limit)
+            else:
+                store = _met(rank, size, limit_s)
+                dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         control = dist.new_group(backend="gloo", timeout=limit)
     _kept.extend((dist.group.WORLD, control))
     return Ranks(rank, size, control)
+
+
+def _met(rank: int, size: int, limit_s: float) -> Any:
+    """The store at which all ranks have met. Rank 0 waits in small steps, to see it when one that it started has ended.
+
+    Raises RankLost.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    limit = timedelta(seconds=limit_s)
+    kind: Any = dist.TCPStore  # type: ignore[attr-defined]  # torch exports it without saying so
+    store = kind(host, port, size, is_master=rank == 0, timeout=limit, wait_for_workers=False)
+    if rank:
+        store.set(f"met/{rank}", "")
+        return store
+    until = time.monotonic() + limit_s
+    while missing := [other for other in range(1, size) if not store.check([f"met/{other}"])]:
+        check_started()
+        if time.monotonic() > until:
+            raise RankLost(
+                f"rank 0 of {size} waited {limit_s:g} s at {host}:{port} and did not meet ranks {missing}: see why they did "
+                "not start, or set train.rank_timeout_s higher if they take so long to load"
+            )
+        time.sleep(_LOOK_S)
+    return store
 
 
 @contextlib.contextmanager

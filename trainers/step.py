@@ -83,7 +83,8 @@ class Stepper:
     ) -> StepMetrics:
         """Take one step over these rows. `step` sets the learning rate, `seed` everything drawn at random.
 
-        `between` is called before each micro-batch, and may raise to leave the step unfinished (see `clean`).
+        `between` is called before each micro-batch, equally often on every rank, and may raise on all of them at one
+        call to leave the step unfinished (see `clean`); under shards no further step may follow, for FSDP2 keeps sums.
         """
         torch.manual_seed(seed)
         figures = Figures(rows, learning_rate=self._how.rate(step))

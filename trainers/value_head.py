@@ -38,8 +38,8 @@ class WithValues(torch.nn.Module):
         found = self.policy(
             input_ids=input_ids, use_cache=use_cache, logits_to_keep=logits_to_keep, output_hidden_states=True
         )
-        hidden_BKH = found.hidden_states[-1][:, -logits_to_keep:].float()
-        return LogitsAndValues(found.logits, self.value(hidden_BKH).squeeze(-1))
+        hidden_BKH = found.hidden_states[-1][:, -logits_to_keep:].to(self.value.weight.dtype)
+        return LogitsAndValues(found.logits, self.value(hidden_BKH).squeeze(-1).float())
 
 
 def values_with_end(model: torch.nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,9 @@ from support.points import model_settings
 from trainers.acceleration import Accelerator
 from trainers.batching import Row
 from trainers.components import Terms, make_algorithms
+from trainers.crew import pinned_policy, trained_policy
 from trainers.lora import WithoutAdapter, add_adapter
-from trainers.model import Policy, load_policy, make_deterministic
+from trainers.model import Policy, make_deterministic
 from trainers.normalise import NormaliserInputs, NormaliserOutputs
 from trainers.schedule import Optimisation
 from trainers.step import Stepper
@@ -84,19 +85,21 @@ def make_stepper(
     reference: Path | None = None,
     accelerator: Accelerator | None = None,
     lora: bool = False,
+    dtype: str = "float32",
     **given: Any,
 ) -> Stepper:
     """A stepper over a tiny model with random weights, on one thread; `given` is of `make_algorithms` or `Optimisation`."""
     make_deterministic(1)
     algorithms = make_algorithms(**{name: value for name, value in given.items() if name in ALGORITHMS})
     how: dict[str, Any] = {"learning_rate": 1e-3} | {n: v for n, v in given.items() if n not in ALGORITHMS}
-    policy = load_policy(folder or model_folder())
+    table = TrainTable(dtype=dtype, shard=accelerator is not None)
+    policy = trained_policy(folder or model_folder(), table)
     pinned: Policy | None = None
     if lora:
         policy = _with_adapter(policy)
         pinned = WithoutAdapter(policy)
     elif algorithms.needs_reference:
-        pinned = load_policy(reference or model_folder(seed=1)).requires_grad_(False)
+        pinned = pinned_policy(reference or model_folder(seed=1), table)
     return Stepper(policy, algorithms, Optimisation(**how), accelerator, pinned)
 
 
@@ -115,8 +118,10 @@ def _with_adapter(policy: Policy) -> Policy:
 REDUCTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "token-mean": {},
     "seq-mean-token-mean": {},
+    "seq-mean-token-sum": {},
     "seq-mean-token-sum-norm": {"seq-mean-token-sum-norm": {"horizon": 16}},
 }
+"""Every reduction, with the settings that it needs."""
 EVERYTHING: dict[str, Any] = {
     "further_corrections": ["opsm"], "batch_corrections": ["batch-normalised"],
     "normalisers": ["kl-in-reward", "gae", "per-task", "whiten"], "terms": Terms(kl=0.1, entropy=0.01),
@@ -132,6 +137,7 @@ CASES: dict[str, dict[str, Any]] = {
     "everything-60": {"micro_batch_tokens": 60, **EVERYTHING},
     "lora-10000": {"micro_batch_tokens": 10_000, "lora": True, "terms": Terms(kl=0.1)},
     "lora-60": {"micro_batch_tokens": 60, "lora": True, "terms": Terms(kl=0.1)},
+    "bfloat16-60": {"micro_batch_tokens": 60, "dtype": "bfloat16", **EVERYTHING},
     "two-updates": {"micro_batch_tokens": 60, "updates_per_step": 2},
     "poisoned": {"micro_batch_tokens": 60, "poison": True},
     "nothing-trainable": {"micro_batch_tokens": 60, "masked": True},
@@ -139,7 +145,35 @@ CASES: dict[str, dict[str, Any]] = {
 """What every number of ranks must agree on. One micro-batch leaves all ranks but the first with nothing."""
 
 
-SHARDED_CASES = ("token-mean-60", "seq-mean-token-mean-10000", "everything-60", "two-updates", "poisoned")
+SHARDED_CASES = (
+    "token-mean-60",
+    "seq-mean-token-mean-10000",
+    "everything-60",
+    "bfloat16-60",
+    "two-updates",
+    "poisoned",
+)
+
+
+SAME_GRADIENT = 1e-6
+"""The promise: micro-batches and ranks change a step's gradient by no more than this, see `gradient_error`."""
+
+
+def gradients_of(stepper: Stepper) -> dict[str, Tensor]:
+    """The gradient of the last update, unclipped: Adam's first moment, where the first beta is 0."""
+    state = stepper.tensors()["optimizer"]
+    return {name: tensor for name, tensor in state.items() if name.endswith(".exp_avg")}
+
+
+def gradient_error(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Relative error of a whole gradient: the norm of the difference over the norm of what was expected."""
+    assert found.keys() == expected.keys() and len(expected) > 10, (len(found), len(expected))
+    pairs = [(found[name].double(), expected[name].double()) for name in expected]
+    difference, size = (
+        math.sqrt(sum(float(t.square().sum()) for t in ts)) for ts in ([a - b for a, b in pairs], [b for _, b in pairs])
+    )
+    assert math.isfinite(difference) and size > 0, (difference, size)
+    return difference / size
 
 
 def stepper_of_case(case: Mapping[str, Any], accelerator: Accelerator | None = None) -> Stepper:
@@ -160,7 +194,7 @@ def ranks_settings(folder: Path, *, ranks: int) -> Settings:
     """A run of four steps over `training_outcomes`."""
     table = {
         "batch_groups": 2, "max_staleness": 8, "checkpoint_every": 2, "steps": 4, "learning_rate": 1e-3, "ranks": ranks,
-        "micro_batch_tokens": 16, "rank_timeout_s": 60.0,
+        "micro_batch_tokens": 8, "rank_timeout_s": 60.0,
     }  # fmt: skip
     return model_settings(make_settings(folder, train=table), model_folder(layers=1))
 

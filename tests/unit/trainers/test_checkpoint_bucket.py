@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from infra.memory_store import MemoryStore
 from infra.settings import Settings
 from schemas.errors import SettingError
 from schemas.records import Announcement
+from support.demo import wait_until
 from support.loop import StubHeart, append, make_daemon, make_log, said
 from support.points import ledger_of
 from support.training import ranks_settings, training_outcomes
@@ -197,6 +199,32 @@ def test_weights_that_a_left_step_has_touched_are_not_saved(
     trainer.close()
     found = checkpoint.newest_eligible(scene.disk, lambda meta: None)
     assert found is not None and found.meta.version == 0
+
+
+def test_the_grace_begins_when_the_daemon_is_told_to_stop_not_at_the_next_micro_batch(
+    make: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told within the first micro-batch, which outlasts the grace: the step is left before the second."""
+    scene = make(checkpoint_every=100, steps=0)
+    daemon = scene.daemon()
+    trainer = Trainer(daemon, cast(Heart, StubHeart()))
+    trainer.take_over()
+    clock_s, asked, real = [1000.0], [0], learner.Learner._leave_in_time
+    monkeypatch.setattr(learner, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
+
+    def leave(self: learner.Learner) -> None:
+        asked[0] += 1
+        real(self)
+        if asked[0] == 1:
+            daemon.stop.request()
+            wait_until(lambda: self._stop_seen_s > 0, "the thread that waits for the step seeing it")
+            clock_s[0] += learner.STOP_GRACE_S + 1.0
+
+    monkeypatch.setattr(learner.Learner, "_leave_in_time", leave)
+    while not asked[0]:
+        trainer.turn()
+    trainer.close()
+    assert asked[0] == 2 and trainer.ledger.steps_planned == 1 and trainer.ledger.steps_done == 0
 
 
 def test_a_pinned_version_is_fetched_as_the_reference(make: Callable[..., Scene]) -> None:

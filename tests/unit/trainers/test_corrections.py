@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainers.corrections import CorrectionInputs
@@ -22,6 +22,7 @@ def weigh(proximal: list[float], behaviour: list[float], mask: list[int]) -> Cor
     )
 
 
+@settings(deadline=None)
 @given(st.floats(-30, 0), st.floats(-30, 0), st.floats(1, 10))
 def test_token_truncated_is_its_formula(proximal: float, behaviour: float, cap: float) -> None:
     out = token_truncated(weigh([proximal], [behaviour], [1]), cap=cap)

@@ -33,9 +33,8 @@ def test_a_loss_of_ones_own_is_not_trusted_with_them() -> None:
     assert not takes_demonstrations(TrainTable(loss="my.module:loss", correction="none", max_staleness=0))
 
 
-def test_such_losses_look_at_neither_sampler_nor_advantage() -> None:
-    for loss in LOSSES_WITHOUT_LOGPROBS:
-        assert FITS[loss].corrects and not FITS[loss].advantages
+def test_such_losses_are_those_that_look_at_neither_sampler_nor_advantage() -> None:
+    assert {name for name, fit in FITS.items() if fit.corrects and not fit.advantages} == LOSSES_WITHOUT_LOGPROBS
 
 
 def test_doctests() -> None:

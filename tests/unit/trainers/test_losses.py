@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -55,6 +55,7 @@ small = st.floats(-3, 0, allow_nan=False)
 tokens = st.lists(st.tuples(small, small, st.floats(-2, 2)), min_size=1, max_size=6)
 
 
+@settings(deadline=None)
 @given(tokens)
 def test_ppo_clip_is_its_formula_in_value_and_gradient(values: list[tuple[float, float, float]]) -> None:
     found, slope = gradient(ppo_clip, inputs(*map(list, zip(*values, strict=True))))
@@ -67,6 +68,7 @@ def test_ppo_clip_is_its_formula_in_value_and_gradient(values: list[tuple[float,
         assert slope[0, i].item() == pytest.approx(dx, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(tokens)
 def test_on_policy_ppo_and_reinforce_have_the_same_gradient(values: list[tuple[float, float, float]]) -> None:
     logprobs, _, advantages = map(list, zip(*values, strict=True))

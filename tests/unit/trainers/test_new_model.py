@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -51,6 +51,7 @@ def test_tied_models_hold_no_output_layer() -> None:
     assert untied.keys() - tied.keys() == {"lm_head.weight"}
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=ALPHABET))
 def test_every_text_over_the_alphabet_is_given_back(text: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_folder(), local_files_only=True)

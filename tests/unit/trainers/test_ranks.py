@@ -22,7 +22,10 @@ from support.loop import append, make_log
 from support.points import start_trainer, train
 from support.training import (
     CASES,
+    SAME_GRADIENT,
     SHARDED_CASES,
+    gradient_error,
+    gradients_of,
     ranks_settings,
     rows_of_case,
     stepper_of_case,
@@ -90,7 +93,7 @@ def of_one(name: str) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Gradients and figures of a case in this process."""
     stepper = stepper_of_case(CASES[name])
     figures = stepper.execute(rows_of_case(CASES[name]), step=0, seed=0).as_dict()
-    return {k: v for k, v in stepper.tensors()["optimizer"].items() if k.endswith("exp_avg")}, figures
+    return gradients_of(stepper), figures
 
 
 def figures_of(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
@@ -101,26 +104,32 @@ def figures_of(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("poisoned", "nothing-trainable")])
 def test_two_ranks_take_the_gradient_of_one_whatever_the_micro_batches(of_two: Path, name: str) -> None:
     """All micro-batch splits of a reduction are compared with the same step: one rank, one micro-batch."""
-    reduction = name.rpartition("-")[0]
-    gradients, figures = of_one(f"{reduction}-10000" if f"{reduction}-10000" in CASES else name)
-    found = safetensors.torch.load_file(of_two / name)
-    assert len(found) == len(gradients) > 10
-    for key, gradient in gradients.items():
-        torch.testing.assert_close(found[key], gradient, atol=1e-6, rtol=1e-4)
+    whole = f"{name.rpartition('-')[0]}-10000"
+    gradients, figures = of_one(whole if whole in CASES else name)
+    assert gradient_error(safetensors.torch.load_file(of_two / name), gradients) <= SAME_GRADIENT
     assert figures_of(of_two, 0)[name]["figures"] == pytest.approx(figures, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", [name for name in SHARDED_CASES if name != "poisoned"])
+@pytest.mark.parametrize("name", [name for name in SHARDED_CASES if name not in ("bfloat16-60", "poisoned")])
 def test_shards_take_the_gradient_of_whole_weights_and_come_back_from_a_checkpoint(of_shards: Path, name: str) -> None:
     gradients, figures = of_one(name)
-    found = safetensors.torch.load_file(of_shards / name)
-    assert found.keys() == gradients.keys()
-    for key, gradient in gradients.items():
-        torch.testing.assert_close(found[key], gradient, atol=1e-6, rtol=1e-4)
+    assert gradient_error(safetensors.torch.load_file(of_shards / name), gradients) <= SAME_GRADIENT
     entry, other = figures_of(of_shards, 0)[name], figures_of(of_shards, 1)[name]
     assert entry["figures"] == pytest.approx(figures, rel=1e-3, abs=1e-5)
-    assert entry["again"] and entry["digest"] == other["digest"]
+    assert entry["again"] and entry["left"] and entry["digest"] == other["digest"]
+
+
+@pytest.mark.prove
+def test_shards_computed_with_in_bfloat16_are_float32_and_follow_the_gradient_of_float32(of_shards: Path) -> None:
+    """FSDP2 keeps activations in bfloat16 too, autocast their sums in float32: each is about 1 % away from float32."""
+    expected, figures = of_one("everything-60")
+    found = safetensors.torch.load_file(of_shards / "bfloat16-60")
+    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+    assert gradient_error(found, expected) < 0.05
+    entry, other = figures_of(of_shards, 0)["bfloat16-60"], figures_of(of_shards, 1)["bfloat16-60"]
+    assert entry["figures"]["kl"] == pytest.approx(figures["kl"], rel=0.05)
+    assert entry["again"] and entry["left"] and entry["digest"] == other["digest"]
 
 
 @pytest.mark.prove
@@ -135,6 +144,7 @@ def test_all_ranks_hold_the_same_weights_and_report_the_same_figures(of_two: Pat
     assert {name: entry["digest"] for name, entry in first.items()} == {n: e["digest"] for n, e in second.items()}
     for name in set(CASES) - {"poisoned"}:
         assert first[name]["figures"] == second[name]["figures"], name
+    assert all(entry["left"] for entry in (*first.values(), *second.values()))
 
 
 @pytest.mark.parametrize("name", ["poisoned", "nothing-trainable"])
@@ -159,14 +169,29 @@ def weights_of_one_rank(folder: Path) -> dict[str, torch.Tensor]:
     return weights_in(max((folder / "demo" / "main" / "checkpoints").iterdir()))
 
 
-def test_two_ranks_plan_train_begin_anew_from_a_checkpoint_and_come_out_near_one(tmp_path: Path) -> None:
-    ends = finish(start_ranks("train", tmp_path))
+@pytest.fixture(scope="module")
+def trained_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of what two ranks have trained: a run `whole`, and one that was `stopped` in the middle of a step."""
+    folder = tmp_path_factory.mktemp("train")
+    ends = finish(start_ranks("train", folder))
     assert [code for code, _ in ends] == [0, 0], ends
-    assert len(json.loads((tmp_path / "digests.json").read_text())) == 4
-    kept = sorted(path.name for path in (tmp_path / "demo" / "main" / "checkpoints").iterdir())
+    return folder
+
+
+def said_of(folder: Path, name: str) -> dict[str, list[str]]:
+    """Digests of a run's steps, and the checkpoints that its first trainer left."""
+    found: dict[str, list[str]] = json.loads((folder / f"{name}.json").read_text())
+    return found
+
+
+def test_two_ranks_plan_train_begin_anew_from_a_checkpoint_and_come_out_near_one(
+    trained_by_two: Path, tmp_path: Path
+) -> None:
+    assert len(said_of(trained_by_two, "whole")["digests"]) == 4
+    kept = sorted(path.name for path in (trained_by_two / "whole" / "main" / "checkpoints").iterdir())
     assert kept == ["ck-0001-00000002-1", "ck-0002-00000004-1"], "the other rank followed from one claim to the next"
     found, alone = (
-        weights_in(tmp_path / "demo" / "main" / "checkpoints" / kept[-1]),
+        weights_in(trained_by_two / "whole" / "main" / "checkpoints" / kept[-1]),
         weights_of_one_rank(tmp_path / "alone"),
     )
     differences = torch.cat([(found[name] - alone[name]).abs().flatten() for name in alone])
@@ -174,12 +199,27 @@ def test_two_ranks_plan_train_begin_anew_from_a_checkpoint_and_come_out_near_one
     assert differences.mean() < 1e-5, "rounding alone: four steps at rate 1e-3 move weights by about 4e-3"
 
 
+def test_all_ranks_leave_a_step_at_one_place_and_its_plan_is_executed_again_to_the_same_bits(
+    trained_by_two: Path,
+) -> None:
+    whole, stopped = said_of(trained_by_two, "whole"), said_of(trained_by_two, "stopped")
+    assert stopped["kept"] == ["ck-0000-00000000-1", "ck-0001-00000001-1"], "saved without the step that was left"
+    assert stopped["digests"] == whole["digests"] and len(set(whole["digests"])) == 4
+
+
+def test_a_rank_that_ends_before_all_have_met_is_named_with_its_exit_code(tmp_path: Path) -> None:
+    """Long before the meeting's limit of 600 s, which the test would not outlive."""
+    ((code, output),) = finish(start_ranks("absent", tmp_path, size=1), limit_s=120.0)
+    assert code == 3, output
+    assert "RankLost: rank 1 (pid " in output and "ended with exit code 7" in output
+
+
 def test_when_a_rank_dies_the_trainer_ends_and_says_so(tmp_path: Path) -> None:
     leader, dead = finish(start_ranks("die", tmp_path))
     assert dead[0] == 9
     assert leader[0] == 3, leader
     assert "RankLost: rank 0 of 2 lost another rank at" in leader[1]
-    assert not (tmp_path / "digests.json").exists()
+    assert not (tmp_path / "whole.json").exists()
 
 
 def test_micro_batches_are_dealt_evenly_and_what_is_missing_weighs_nothing() -> None:
