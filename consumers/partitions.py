@@ -20,7 +20,8 @@ from consumers.dead_letters import cut, dead_letter
 from consumers.member_cache import MemberCache
 from consumers.pipeline import TOO_LARGE, Route, judge, make_outcome, without_payload
 from infra.log import CORRUPT_HEADER, Committed, Envelope, Log, Pending, Place, Reader, Writer
-from schemas.codec import decode, encode
+from infra.writers import Writers
+from schemas.codec import encode
 from schemas.errors import BrokerError, DeadlineExceeded, RecordError, RecordTooLarge
 from schemas.names import commit_group, topic
 from schemas.records import KEPT, Close, DeadReason, Outcome, Trajectory
@@ -59,7 +60,7 @@ class Partitions:
         self._writer: Writer | None = None
         self._num_partitions = 0
         self._sent: list[_Sent] = []
-        self._decoded = MemberCache()
+        self._decoded, self._writers = MemberCache(), Writers(log, [route.source_run], patience_s)
         self._next_commit_s, self._num_commits = 0.0, 0
         self._counted: dict[int, int] = {}  # partition -> offset below which records have been counted
         self._counts: Counter[str] = Counter()
@@ -70,6 +71,7 @@ class Partitions:
         """Poll once, handle what came, wait until all of it is acknowledged, commit when it is time; records handled."""
         reader, writer = self._ready()
         envelopes = reader.poll(poll_s) if reader is not None else []
+        self._writers.polled()
         for envelope in envelopes:
             self._take(envelope, writer)
         self._settle()
@@ -210,7 +212,7 @@ class Partitions:
         """The record in an envelope, if it may stand here. Raises RecordError."""
         if envelope.headers and any(name == CORRUPT_HEADER for name, _ in envelope.headers):
             raise RecordError(DeadReason.CORRUPT_BATCH, "the batch's checksum does not match its bytes")
-        record, route = decode(envelope.value), self._route
+        record, route = self._writers.decode(envelope.value), self._route
         if isinstance(record, Trajectory):
             check_trajectory(
                 record,

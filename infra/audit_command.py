@@ -10,22 +10,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from infra import wiring
 from infra.audit import Audit, Source, audit
 from infra.lifecycle import Exit
 from infra.log import Log
 from infra.settings import Settings
+from infra.writers import open_run
 
 FIGURES = ("produced", "trained", "dropped", "dead_lettered", "late", "superseded", "pending", "unaccounted", "twice")
 
 
 def command(settings: Settings, *, policies: Sequence[str], json_path: Path | None = None) -> int:
     """Audit the policies; exit code 1 when the books of any do not close."""
-    log = wiring.open_log(settings, client_id="audit")
-    try:
+    with open_run(settings, client_id="audit") as log:
         return show([audit_policy(log, settings, policy) for policy in policies], json_path)
-    finally:
-        log.close()
 
 
 def show(audits: Sequence[Audit], json_path: Path | None) -> int:

@@ -108,6 +108,7 @@ def resolve_later(target: str, **wanted: Any) -> Callable[[Daemon], int]:
 
 def _run(body: Callable[[Daemon], int], role: str, options: Options, loaded: Loaded, stop: Stop) -> int:
     from infra import preflight, wiring  # kafka and boto3 come with these
+    from infra.writers import Following
 
     settings = loaded.settings
     redact.add(secrets(settings))
@@ -123,7 +124,8 @@ def _run(body: Callable[[Daemon], int], role: str, options: Options, loaded: Loa
         preflight.check_connected(log, store, settings, options.region)
         logger = structlog.get_logger("offsetrl")
         logger.info("started")
-        code = body(Daemon(settings, policy, name, options.region, log, store, stop))
+        with Following(log, settings):
+            code = body(Daemon(settings, policy, name, options.region, log, store, stop))
         logger.info("ended", exit_code=code)
         return code
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from infra import preflight, wiring
+from infra import preflight
 from infra.arrivals import dead_letters, origin
 from infra.audit import Source
 from infra.dead_letters import Letter, Wanted, check_reasons, collect, parse_origin
@@ -23,6 +23,7 @@ from infra.log import Log
 from infra.safe_text import hexdump, safe, safe_bytes
 from infra.settings import Settings
 from infra.text_table import columns
+from infra.writers import open_run
 from schemas.errors import SettingError
 from schemas.names import topic
 from schemas.records import DeadLetter
@@ -167,11 +168,8 @@ def source_of(settings: Settings, policy: str) -> Source:
 def with_log(settings: Settings, body: Callable[[Log], int]) -> int:
     """Open the run's log for one command, with a quick look first at whether the broker is there."""
     preflight.check_broker(settings)
-    log = wiring.open_log(settings, client_id="offsetrl-cli")
-    try:
+    with open_run(settings, client_id="offsetrl-cli") as log:
         return body(log)
-    finally:
-        log.close()
 
 
 def say(text: str) -> None:

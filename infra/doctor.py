@@ -29,9 +29,10 @@ from infra.log import Log, Place
 from infra.settings import Settings
 from infra.store import ObjectStore
 from infra.wiring import Endpoints
-from schemas.codec import encode
+from infra.writers import learn
+from schemas.codec import encode, num_schemas
 from schemas.errors import OffsetRLError, SettingError
-from schemas.names import control_topic
+from schemas.names import control_topic, schemas_topic
 from schemas.records import Heartbeat, State
 
 _RELEASES_WITH_MARKER_LOSS = ("4.3", "4.4")
@@ -100,6 +101,8 @@ def _through_client(log: Log, settings: Settings, address: str) -> Iterator[Chec
     yield Check("broker client", True, f"{len(topics)} topics visible at {address}")
     try:
         yield from check_topics(log, settings)
+        if schemas_topic(settings.run.name) in topics:
+            yield check_schemas(log, settings)
         if control_topic(settings.run.name) in topics:
             yield check_broker_clock(log, settings.run.name, settings.kafka.patience_s)
     except OffsetRLError as error:
@@ -141,6 +144,21 @@ def check_topics(log: Log, settings: Settings) -> Iterator[Check]:
     if not different and len(missing) < len(wanted):
         limit = settings.kafka.max_record_bytes
         yield Check("topic limits", True, f"broker's time, uncompressed, records up to {limit} bytes")
+
+
+def check_schemas(log: Log, settings: Settings) -> Check:
+    """Whether the schemas of all writers can be learnt."""
+    name = "schemas of writers"
+    try:
+        writers = learn(log, settings)
+    except SettingError as error:
+        got, _, remedy = str(error).partition(": ")
+        return Check(name, False, got, remedy)
+    if not writers.refused:
+        return Check(name, True, f"all {num_schemas()} can be read")
+    first = next(f"{schema}: {why}" for schema, why in writers.refused.items())
+    remedy = f"find who else writes to {schemas_topic(settings.run.name)}; records of such writers stay unread"
+    return Check(name, False, f"{len(writers.refused)} refused, such as {first}", remedy)
 
 
 def check_broker_clock(log: Log, run: str, patience_s: float) -> Check:

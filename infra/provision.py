@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import get_args
 
 from infra.log import Log, Place, TopicSpec
 from infra.settings import Settings
+from infra.writers import learn
 from schemas.codec import encode, fingerprint, schema_text
-from schemas.errors import DeadlineExceeded, SettingError
+from schemas.errors import SettingError
 from schemas.names import KINDS, control_topic, schemas_topic, topic
 from schemas.records import Record, SchemaText
 
@@ -117,7 +117,10 @@ def _larger(key: str, got: str, want: str) -> bool:
 
 
 def ensure(log: Log, settings: Settings) -> None:
-    """Make what is missing and refuse to go on with topics that would break a promise. Raises SettingError."""
+    """Make what is missing, refuse to go on with topics that would break a promise, learn and publish writers' schemas.
+
+    Raises SettingError.
+    """
     found = provision(log, settings)
     if found:
         raise SettingError("the topics of this run are not as they must be:\n  - " + "\n  - ".join(found))
@@ -125,11 +128,15 @@ def ensure(log: Log, settings: Settings) -> None:
 
 
 def publish_schemas(log: Log, settings: Settings) -> int:
-    """Put the schemas that this code writes on `<run>.schemas`, those that stand there already left out; how many."""
-    place = Place(schemas_topic(settings.run.name), 0)
-    there = _keys(log, place, settings.kafka.patience_s)
+    """Learn what stands on `<run>.schemas`, and put those that this code writes there where they are missing; how many.
+
+    Each has its fingerprint as key, so older ones stay: what their writers wrote can be read as long as it is kept.
+    """
+    run = settings.run.name
+    place = Place(schemas_topic(run), 0)
+    there = learn(log, settings).standing[run]
     schemas = {fingerprint(kind).hex(): (kind.__name__, schema_text(kind)) for kind in get_args(Record)}
-    wanted = {mark: found for mark, found in schemas.items() if mark.encode() not in there}
+    wanted = {mark: found for mark, found in schemas.items() if mark not in there}
     if wanted:
         writer = log.writer()
         try:
@@ -140,19 +147,3 @@ def publish_schemas(log: Log, settings: Settings) -> int:
         finally:
             writer.close()
     return len(wanted)
-
-
-def _keys(log: Log, place: Place, patience_s: float) -> set[bytes]:
-    """Keys that stand in a partition now."""
-    start, end = log.bounds(place.topic)[place.partition]
-    keys: set[bytes] = set()
-    deadline = time.monotonic() + patience_s
-    reader = log.reader({place: start})
-    try:
-        while reader.position(place) < end:
-            keys.update(envelope.key for envelope in reader.poll(0.2) if envelope.key is not None)
-            if time.monotonic() > deadline:
-                raise DeadlineExceeded(f"{place.topic} could not be read to offset {end} within {patience_s} s")
-    finally:
-        reader.close()
-    return keys

@@ -174,7 +174,9 @@ class RolloutTable(Table):
     )
     tool_timeout_s: float = Field(20.0, gt=0, description="Longest answer of an environment: a tool call, a verdict.")
     max_stuck_calls: int = Field(
-        16, ge=1, description="Calls into environments that never came back before a worker ends, to be started afresh."
+        16,
+        ge=1,
+        description="Calls into environments that never came back before a worker or an evaluator ends, to be started afresh.",
     )
     partial_tokens: int = Field(
         256, ge=0, description="Sampled tokens of an unfinished episode after which they are saved; 0 saves none."

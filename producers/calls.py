@@ -17,6 +17,8 @@ from collections.abc import Callable, Coroutine
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
+from schemas.errors import DependencyError
+
 _QUICK_S = 0.001
 _LOOP_ANSWERS_S = 1.0
 Job = Callable[[], Coroutine[Any, Any, Any]]
@@ -227,6 +229,15 @@ class Calls:
             if isinstance(runner, _Thread):
                 self._idle.append(runner)
         return True
+
+
+def stuck_error(num_stuck: int, max_stuck: int, environment: str, who: str) -> DependencyError:
+    """The error of a process that ends since more calls than allowed never came back."""
+    return DependencyError(
+        f"{num_stuck} calls into the environment {environment!r} never came back, of {max_stuck} allowed "
+        f"(rollout.max_stuck_calls): this {who} ends, to be started afresh; give tools and reward functions time limits "
+        "of their own"
+    )
 
 
 def _drive(job: Job) -> Any:

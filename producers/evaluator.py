@@ -26,7 +26,7 @@ from infra.ownership import catch_up, read_record, start_positions
 from infra.weights.adapter import loadable
 from infra.weights.fetch import fetch, listed, load_manifest, prune
 from producers.agenda import Agenda, Wanted, check_split
-from producers.calls import Calls
+from producers.calls import Calls, stuck_error
 from producers.engine import Engine
 from producers.engines import make_engine
 from producers.environments import make_environment
@@ -61,7 +61,10 @@ _LOG = structlog.get_logger("offsetrl.eval")
 
 
 def run(daemon: Daemon, **wanted: Any) -> int:
-    """Measure what is wanted, then end; with `follow`, until told to stop or the run's last version is measured."""
+    """Measure what is wanted, then end; with `follow`, until told to stop or the run's last version is measured.
+
+    Raises DependencyError, after the version in hand, where calls into the environment that never came back are why it ends.
+    """
     heart = Heart(daemon, "eval", hold_s=_FIRST_WEIGHTS_S)
     heart.beat(State.STARTING)
     evaluator = Evaluator(daemon, heart, Wanted(**wanted))
@@ -108,11 +111,14 @@ class Evaluator:
         self.done, self.code = False, int(Exit.OK)
 
     def turn(self) -> float:
-        """Read, and measure one version if one is due; how long to rest before the next turn, in seconds."""
+        """Read, and measure one version if one is due; how long to rest before the next turn, in seconds.
+
+        Raises DependencyError when it is stuck and more is to come: what was measured then stands on the log.
+        """
         try:
             self._read()
             self._append()
-            name = self.agenda.next(self._stored)
+            name = None if self.is_stuck else self.agenda.next(self._stored)
             if name is not None:
                 self._measure(name)
                 self._append()
@@ -127,7 +133,15 @@ class Evaluator:
             _LOG.info("evaluating again", failures=self._failures)
         self._failures = 0
         self._beat(0)
+        if self.is_stuck and not self.done:
+            limit, environment = self._table.rollout.max_stuck_calls, self._table.task.environment
+            raise stuck_error(self._calls.num_stuck, limit, environment, "evaluator")
         return 0.0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether so many calls into the environment never came back that a fresh process is better."""
+        return self._calls.num_stuck > self._table.rollout.max_stuck_calls
 
     def close(self) -> None:
         """Let go of everything."""
@@ -252,9 +266,10 @@ class Evaluator:
 
     def _beat(self, running: int) -> None:
         name = self._engine.version if self._engine else Version(0, -1)
+        metrics = {"evaluations": float(len(self.agenda.found)), "stuck_calls": float(self._calls.num_stuck)}
         self._heart.beat(
             state=State.SERVING, epoch=name.epoch, version=name.version, running=running,
-            capacity=self._table.rollout.concurrency, metrics={"evaluations": float(len(self.agenda.found))},
+            capacity=self._table.rollout.concurrency, metrics=metrics,
         )  # fmt: skip
 
     def _drop_reader(self) -> None:

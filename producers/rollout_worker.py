@@ -21,7 +21,7 @@ import structlog
 from infra.daemon import Daemon
 from infra.heartbeat import Heart
 from infra.weights.follower import FetchedWeights, Follower
-from producers.calls import Calls
+from producers.calls import Calls, stuck_error
 from producers.engine import Engine
 from producers.engines import make_engine, warm_up
 from producers.environments import make_environment
@@ -33,7 +33,7 @@ from producers.prompting import make_prompts
 from producers.take_over import TakeOver
 from producers.tokenizer import Tokenizer
 from schemas.codec import encode
-from schemas.errors import DependencyError, EngineError, RecordError
+from schemas.errors import EngineError, RecordError
 from schemas.names import topic
 from schemas.records import Partial, Request, State, Trajectory, Version
 from schemas.validate import check_partial, check_request, check_trajectory
@@ -247,11 +247,8 @@ class RolloutWorker:
             self._publish()
         self.leave()
         if self.is_stuck:
-            raise DependencyError(
-                f"{self._calls.num_stuck} calls into the environment {self._daemon.table.task.environment!r} never came "
-                f"back, of {self._table.max_stuck_calls} allowed (rollout.max_stuck_calls): this worker ends, to be "
-                "started afresh; give tools and reward functions time limits of their own"
-            )
+            environment = self._daemon.table.task.environment
+            raise stuck_error(self._calls.num_stuck, self._table.max_stuck_calls, environment, "worker")
 
     def leave(self) -> None:
         """Publish what is finished and, for others to go on with, what is not; also when the engine has failed."""

@@ -168,17 +168,20 @@ def schema_text(cls: type[Any]) -> str:
     return _FORMS[cls].schema.text
 
 
-def register_writer(text: str) -> bytes:
+def num_schemas() -> int:
+    """How many schemas can be read now: those of this version, and what was registered."""
+    return len(_READERS)
+
+
+def register_writer(text: str, named: str | None = None) -> bytes:
     """Allow records of an older or newer writer's schema to be read; gives its fingerprint. Registering twice is nothing.
 
-    Raises RecordError for a text that is no schema, that names no record of ours, or that could be used against a
-    reader (recursion, items of no bytes).
+    Raises RecordError for a text that is no schema, that names no record of ours, that has another fingerprint than the
+    one it was `named` by (in hex), or that could be used against a reader (recursion, items of no bytes).
     """
-    if len(text) > MAX_SCHEMA_CHARS or len(_READERS) >= MAX_SCHEMAS:
+    if len(text) > MAX_SCHEMA_CHARS:
         raise RecordError(
-            DeadReason.INVALID,
-            f"schema refused: {len(text)} characters beside {len(_READERS)} known schemas; "
-            f"{MAX_SCHEMA_CHARS} characters and {MAX_SCHEMAS} schemas are allowed",
+            DeadReason.INVALID, f"schema refused: {len(text)} characters; {MAX_SCHEMA_CHARS} characters are allowed"
         )
     try:
         schema = _Schema(text)
@@ -186,8 +189,12 @@ def register_writer(text: str) -> bytes:
         raise
     except Exception as error:  # a hostile text makes the parsers raise nearly anything
         raise RecordError(DeadReason.INVALID, f"no Avro schema: {type(error).__name__}: {error}") from error
+    if named is not None and named != schema.fingerprint.hex():
+        raise RecordError(DeadReason.INVALID, f"its text has the fingerprint {schema.fingerprint.hex()}, not {named!r}")
     owner = _BY_NAME.get(schema.name)
     if owner is None:
         raise RecordError(DeadReason.INVALID, f"schema {schema.name!r} is none of {', '.join(sorted(_BY_NAME))}")
+    if schema.header not in _READERS and len(_READERS) >= MAX_SCHEMAS:
+        raise RecordError(DeadReason.INVALID, f"schema refused: {MAX_SCHEMAS} are known, and no more are allowed")
     _READERS.setdefault(schema.header, (owner, schema, owner.schema.parsed))
     return schema.fingerprint

@@ -128,15 +128,13 @@ def _with_log(config: Any, overrides: list[str], body: Callable[[Log, Settings],
     """Open the run's log for one command, with a quick look first at whether the broker is there."""
 
     def inner() -> int:
-        from infra import preflight, wiring
+        from infra import preflight
+        from infra.writers import open_run
 
         options.quiet_logs(0, False)
         settings = options.load(config, overrides).settings
         preflight.check_broker(settings)
-        log = wiring.open_log(settings, client_id="offsetrl-cli")
-        try:
+        with open_run(settings, client_id="offsetrl-cli") as log:
             return body(log, settings)
-        finally:
-            log.close()
 
     options.finish(inner)

@@ -100,19 +100,17 @@ def status(config: Config = None, overrides: Sets = [], as_json: Json = False) -
 
 def _said(settings: Settings) -> tuple[bool, list[dict[str, Any]], list[dict[str, Any]]]:
     """Whether the broker answers, and what its topics say of daemons and of evaluations."""
-    from infra import preflight, wiring
+    from infra import preflight
     from infra.cli.status import daemons, evaluations
+    from infra.writers import open_run
     from schemas.errors import BrokerError, SettingError
 
     try:
         preflight.check_broker(settings)
     except (BrokerError, SettingError):
         return False, [], []
-    log = wiring.open_log(settings, client_id="status")
-    try:
+    with open_run(settings, client_id="status") as log:
         return True, daemons(log, settings), evaluations(log, settings)
-    finally:
-        log.close()
 
 
 def doctor(config: Config = None, overrides: Sets = [], as_json: Json = False) -> None:  # noqa: B006

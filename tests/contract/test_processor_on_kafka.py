@@ -11,12 +11,15 @@ import pytest
 from consumers.components import make_recipe
 from consumers.partitions import Partitions
 from consumers.pipeline import Route
+from infra import provision
 from infra.kafka_log import KafkaLog
 from infra.log import Place
 from infra.provision import topic_specs
 from infra.settings import Settings
+from schemas import codec
 from schemas.codec import decode, encode
-from schemas.records import KEPT, DeadLetter, Outcome
+from schemas.records import KEPT, DeadLetter, Outcome, Trajectory
+from support.generations import another, publish, published, written
 from support.processor_scenes import POISON
 from support.samples import close, trajectory
 
@@ -94,6 +97,30 @@ def test_groups_poison_and_a_successor(log: KafkaLog) -> None:
     )
     first.discard()
     second.discard()
+
+
+def test_another_releases_records_before_and_while_it_runs(log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schemas of an older release stand there when it starts; a newer one comes later."""
+    monkeypatch.setattr(codec, "_READERS", dict(codec._READERS))
+    run = f"process-{secrets.token_hex(4)}"
+    settings = Settings.model_validate({"run": {"name": run}, "policies": {"main": {"model": "m"}}})
+    log.create(topic_specs(settings))
+    older, newer = another(Trajectory), another(Trajectory, colour="shade")
+    publish(log, run, published(older), b"no schema")
+    provision.ensure(log, settings)
+    source = f"{run}.main.trajectories"
+    members = _group(run, "g0", 0)
+    _send(log, source, 0, [written(older, members[0]), members[1]])
+    partitions = _partitions(log, run)
+    _work_off(log, partitions, source)
+    publish(log, run, published(newer))
+    _send(log, source, 0, [written(newer, members[2])])
+    _work_off(log, partitions, source)
+    outcomes = [record for record in _values(log, f"{run}.main.samples") if isinstance(record, Outcome)]
+    assert [(o.group, [m.offset for m in o.members], o.disposition) for o in outcomes] == [("g0", [0, 1, 2], KEPT)]
+    assert log.bounds(f"{run}.main.dead-letters")[0].end == 0
+    assert provision.publish_schemas(log, settings) == 0, "they were published when it started"
+    partitions.discard()
 
 
 def test_shares_and_lost_positions(log: KafkaLog) -> None:

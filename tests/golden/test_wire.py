@@ -1,7 +1,7 @@
-"""The bytes of v0: one file per record type, in hex. Readers of every later version must read these.
+"""The bytes that v1 writes today: one file per record type, in hex. What was written before stays in `history/`.
 
 `python -m golden.test_wire` from the folder `tests` writes the files anew; do that only where a change of the bytes is
-wanted, and say why in the change.
+wanted, add the new generation to the history (`golden.test_evolution`), and say why in the change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from schemas.codec import decode, encode, fingerprint, kind
 from schemas.records import Record
 from support.samples import EXAMPLES
 
-FOLDER = Path(__file__).parent / "v0"
+FOLDER = Path(__file__).parent / "v1"
 LINE = 96
 
 

@@ -171,6 +171,9 @@ class DeadlyLog:
     def writer(self) -> _Writer:
         return _Writer(self)
 
+    def topics(self) -> set[str]:
+        return self.log.topics()
+
     def bounds(self, topic: str) -> dict[int, Bounds]:
         return self.log.bounds(topic)
 

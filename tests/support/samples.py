@@ -185,7 +185,7 @@ def heartbeat(**changes: Any) -> Heartbeat:
 
 def schema_text(**changes: Any) -> SchemaText:
     """A writer's schema."""
-    record = SchemaText(name="offsetrl.v0.Close", fingerprint="0123456789abcdef", text='{"type": "record"}')
+    record = SchemaText(name="offsetrl.v1.Close", fingerprint="0123456789abcdef", text='{"type": "record"}')
     return replace(record, **changes)
 
 

@@ -11,11 +11,13 @@ import pytest
 from consumers import assignment
 from consumers.assignment import Assigned
 from consumers.partitions import Partitions
-from infra.log import Committed, Place
+from infra.log import Committed, Place, TopicSpec
 from infra.memory_log import MemoryLog
+from schemas import codec
 from schemas.codec import encode
 from schemas.errors import DeadlineExceeded, LogGap, LogTruncated, SendFailed
-from schemas.records import KEPT, Outcome
+from schemas.records import KEPT, Outcome, Trajectory
+from support.generations import another, publish, published, written
 from support.processor_scenes import (
     DEAD_LETTERS,
     GROUP_SIZE,
@@ -54,6 +56,21 @@ def _member(index: int, group: str = "g1", time_ms: int = 1000, **changes: objec
 
 def _close(group: str = "g1", time_ms: int = 1000) -> Event:
     return Event(time_ms, 0, encode(close(group=group, partition=0)))
+
+
+def test_a_release_that_comes_while_it_runs_is_read_from_its_first_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its schema stands on the log before that; what another one writes without publishing stays a dead letter."""
+    monkeypatch.setattr(codec, "_READERS", dict(codec._READERS))
+    newer = another(Trajectory)
+    log = filled([_member(0), Event(1000, 0, POISON["unknown-schema"])])
+    log.create([TopicSpec("demo.schemas", 1)])
+    partitions = processor(log)
+    work_off(partitions, log)
+    publish(log, "demo", published(newer))
+    append(log, [Event(1000, 0, written(newer, event.value or b"")) for event in (_member(1), _member(2))])
+    work_off(partitions, log)
+    assert _dispositions(effective(log)) == [("g1", KEPT, 3)]
+    assert [letter.offset for letter in buried(log)] == [1]
 
 
 def _undisturbed(events: list[Event], partitions: int) -> list[Outcome]:

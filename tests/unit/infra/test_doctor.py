@@ -110,6 +110,7 @@ def test_a_healthy_place(bootstrap: str, s3_endpoint: S3Endpoint, tmp_path: Path
         "broker client",
         "topics",
         "topic limits",
+        "schemas of writers",
         "clock of the broker",
         f"object store port {s3_endpoint.url.removeprefix('http://')}",
         "clock of the object store",

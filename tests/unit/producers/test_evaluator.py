@@ -17,7 +17,7 @@ from infra.memory_store import MemoryStore
 from infra.settings import Settings
 from producers.agenda import Wanted
 from producers.evaluator import Evaluator
-from schemas.errors import SettingError, StoreError
+from schemas.errors import BrokerError, DependencyError, SettingError, StoreError
 from schemas.names import manifest_key
 from schemas.records import Address, Announcement, Eval, Version
 from schemas.validate import check_eval
@@ -279,6 +279,61 @@ def test_where_every_episode_fails_the_record_says_so(scene: Scene) -> None:
     turns(evaluator)
     (record,) = scene.evals()
     assert (record.num_failed, record.mean_reward, record.low, record.high) == (40, None, None, None)
+
+
+class First:
+    """Keys of the first few calls that are made."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __contains__(self, key: object) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+def stuck(make: Callable[..., Scene]) -> Scene:
+    """A scene in which two calls may never come back."""
+    scene = make(rollout={**ENGINE, "tool_timeout_s": 0.05, "max_stuck_calls": 2}, eval={"episodes": 8})
+    scene.publish(0, 1)
+    return scene
+
+
+def test_after_too_many_calls_that_never_came_back_it_ends_behind_the_version_in_hand(
+    make: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = stuck(make)
+    evaluator = scene.start(follow=True, every=1)
+    evaluator._calls.hung = First(3)  # type: ignore[attr-defined]
+    writer, failing = scene.log.writer, [True]
+
+    def away() -> Any:
+        if failing:
+            raise BrokerError("away")
+        return writer()
+
+    monkeypatch.setattr(scene.log, "writer", away)
+    assert evaluator.turn() > 0 and not scene.evals(), "measured, and the broker was away"
+    failing.clear()
+    with pytest.raises(DependencyError, match=r"3 calls into .*sort-digits.* of 2 allowed .*: this evaluator ends"):
+        evaluator.turn()
+    evaluator.close()
+    (record,) = scene.evals()
+    assert (record.version, record.num_failed) == (0, 3) and scene.heart.beats[-1][1]["stuck_calls"] == 3.0
+    turns(scene.start(follow=True, every=1), 3)
+    assert scene.measured() == ["1-0", "1-1"], "a fresh one goes on"
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(2, {"follow": True, "every": 1}), (3, {"version": "1-0"})])
+def test_as_many_as_allowed_or_nothing_left_to_do_is_no_reason(
+    count: int, wanted: dict[str, Any], make: Callable[..., Scene]
+) -> None:
+    scene = stuck(make)
+    evaluator = scene.start(**wanted)
+    evaluator._calls.hung = First(count)  # type: ignore[attr-defined]
+    turns(evaluator, 3)
+    assert scene.measured() == (["1-0", "1-1"] if "follow" in wanted else ["1-0"])
+    assert scene.evals()[0].num_failed == count and evaluator.done is ("version" in wanted)
 
 
 def test_without_any_weights_it_gives_up_in_the_end(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,12 +127,12 @@ def test_registering_twice_is_nothing() -> None:
         "{",
         "[" * 100_000,
         '"string"',
-        '{"type": "record", "name": "offsetrl.v0.Nobody", "fields": []}',
+        '{"type": "record", "name": "offsetrl.v1.Nobody", "fields": []}',
         other_writer(Close, bomb={"name": "bomb", "type": {"type": "array", "items": "null"}}),
         other_writer(
             Close, bomb={"name": "bomb", "type": {"type": "array", "items": {"type": "fixed", "name": "Z", "size": 0}}}
         ),
-        other_writer(Close, bomb={"name": "bomb", "type": ["null", "offsetrl.v0.Close"]}),
+        other_writer(Close, bomb={"name": "bomb", "type": ["null", "offsetrl.v1.Close"]}),
         other_writer(Close, bomb={"name": "bomb", "type": ["null", "Close"]}),
         other_writer(Close, bomb={"name": "bomb", "type": "nobody"}),
         other_writer(Close, long={"name": "long", "type": "string", "doc": "x" * 300_000}),
@@ -165,7 +165,7 @@ def walk(schema: Any) -> list[Any]:
 @each_type
 def test_our_schemas_are_sound(cls: type[Any]) -> None:
     tree = json.loads(schema_text(cls))
-    assert tree["namespace"] == "offsetrl.v0" and tree["name"] == cls.__name__
+    assert tree["namespace"] == "offsetrl.v1" and tree["name"] == cls.__name__
     # Compiling a scan refuses recursion and items of no bytes; it has been done at import, and is done here again.
     scanner(tree)
     for found in walk(tree):
