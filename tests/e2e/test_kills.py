@@ -93,7 +93,7 @@ def test_sigkill_of_the_demo_leaves_no_daemon(fresh: Home) -> None:
     assert fresh.daemons() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.prove)])
 def test_an_interrupted_demo_ends_everything_and_says_so(fresh: Home, number: signal.Signals) -> None:
     with fresh.started("--steps", "1000") as running:
         running.wait_children()
