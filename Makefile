@@ -27,7 +27,7 @@ demo: setup     ## the whole loop on real parts, from nothing to a rising reward
 	$(BIN)/offsetrl demo $(ARGS)
 
 test: setup     ## all tests but the long proofs
-	$(BIN)/python -m pytest -m "not prove and not gpu and not oracle" $(ARGS)
+	$(BIN)/python -m pytest -m "not prove and not gpu and not oracle" --durations 40 --durations-min 4 $(ARGS)
 
 prove: $(VENV)/.smollm2   ## the long proofs: many seeds, planted bugs, kills of every role
 	$(BIN)/python -m pytest -m "prove" --timeout 1800 $(ARGS)

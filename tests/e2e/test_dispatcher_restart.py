@@ -135,6 +135,7 @@ def _forgets_open_groups(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Trail, "first", lambda self, floor, waiting=(): real(self, 10**9, waiting))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("bug", [_forgets_the_backlog, _forgets_open_groups])
 def test_each_planted_bug_is_found(bug: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)

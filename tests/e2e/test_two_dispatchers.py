@@ -169,6 +169,7 @@ def _leaves_out_members(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Dispatcher, "_ask_missing", lambda self: 0)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("bug", [_void_requests_count, _admits_what_it_forgot, _leaves_out_members])
 def test_each_planted_bug_is_found(bug: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
