@@ -39,14 +39,16 @@ from schemas.codec import decode, encode
 from schemas.records import Outcome, Trajectory, Version
 from schemas.rules.partition import PartitionState
 from schemas.wire import pack_segments, pack_versions
-from support import paced, paced_run, paced_tools
+from support import paced, paced_run, paced_tools, paired
 from support.paced_run import Load, Ran
 from support.samples import trajectory
 from support.servers import S3Endpoint, session_state
 from support.spot_run import Fleet
 
 KB = 1024
-DOCTESTED = [async_ratio, consume, exactly_once, groups, hand_written, paced, paced_run, paced_tools, path, produce]
+DOCTESTED = [
+    async_ratio, consume, exactly_once, groups, hand_written, paced, paced_run, paced_tools, paired, path, produce,
+]  # fmt: skip
 PACED = Load(slots=8, workers=1, group_size=2, batch_groups=4, mean_s=0.05, step_s=0.05, run_s=2.5, warm_s=0.5)
 TINY = {"4 KB": (4 * KB, 8), "1 MB": (1024 * KB, 1)}
 
