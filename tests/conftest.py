@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from schemas import codec
 from support.servers import S3Endpoint, session_bootstrap, session_s3, stop_session_servers
 
 
@@ -27,6 +28,15 @@ def _logging_as_it_was() -> Iterator[None]:
     structlog.reset_defaults()
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _schemas_as_they_were() -> Iterator[None]:
+    """A writer's schema that a test learns stays unknown to the next one, as in a process of its own."""
+    known, before = codec._READERS, dict(codec._READERS)
+    yield
+    known.clear()
+    known.update(before)
 
 
 @pytest.fixture(scope="session")
