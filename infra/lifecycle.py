@@ -66,6 +66,10 @@ def exit_code(error: BaseException) -> Exit:
     return next((code for kind, code in table if isinstance(error, kind)), Exit.BUG)
 
 
+_ABORT_S = 10.0
+"""Longest that callbacks of an abort may take."""
+
+
 class Stop:
     """Whether this process was asked to stop: once drains, twice aborts.
 
@@ -79,6 +83,7 @@ class Stop:
         self._requested = False
         self._handled = 0
         self._on_abort: list[Callable[[], None]] = []
+        self._aborting = threading.Lock()
 
     @property
     def requested(self) -> bool:
@@ -125,9 +130,12 @@ class Stop:
         self._requested = True
         if times < 2:
             return
-        for callback in self._on_abort:
-            with contextlib.suppress(Exception):
-                callback()
+        if self._aborting.acquire(blocking=False):
+            for callback in self._on_abort:
+                with contextlib.suppress(Exception):
+                    callback()
+        else:
+            time.sleep(_ABORT_S)  # the other way is at it, and ends the process meanwhile, unless a callback hangs
         os._exit(128 + number)
 
 

@@ -77,7 +77,7 @@ CHILD = """
 import sys, time
 from infra.lifecycle import Stop
 stop = Stop()
-stop.on_abort(lambda: print("aborting", flush=True))
+stop.on_abort(lambda: (print("aborting", flush=True), time.sleep(0.5)))  # long enough for both ways to meet
 stop.install()
 print("ready", flush=True)
 while not stop.requested:
