@@ -16,7 +16,7 @@ from infra.config import config_digest
 from infra.daemon import Daemon
 from infra.weights.publish import Source, model_files
 from schemas.codec import encode
-from schemas.errors import LogTruncated, SettingError, WeightsError
+from schemas.errors import LogTruncated, SettingError, Superseded, WeightsError
 from schemas.records import Outcome, Plan
 from schemas.rules.ledger import Ledger
 from trainers import checkpoint
@@ -247,6 +247,11 @@ class Learner:
                 self._uploads = self._uploads or Uploads(self._store, self._prefix, self._table.checkpoints_kept)
                 self._uploads.put(folder)
         except OSError as error:
+            if meta.version == 0 and isinstance(error, FileNotFoundError):
+                raise Superseded(
+                    f"what this trainer wrote of its first checkpoint under {self._root} is gone: another trainer of "
+                    f"{self._run}.{self._policy} has begun meanwhile, and this one ends"
+                ) from error
             if meta.version == 0:
                 raise SettingError(f"the first checkpoint cannot be written under {self._root}: {error}") from error
             _LOG.error("checkpoint not written; the one before stays", version=meta.version, error=str(error))
